@@ -60,6 +60,15 @@ impl Deadlines {
         }
     }
 
+    /// Returns `true` if a deadline has passed; else notes it.
+    pub(crate) fn passes(&self, deadline: Deadline, now: Deadline) -> bool {
+        let has_passed = deadline.has_passed(now);
+        if !has_passed {
+            self.note(deadline);
+        }
+        has_passed
+    }
+
     /// Returns the time, if the earliest deadline has passed. The caller looks at everything that
     /// waits, and notes the remaining deadlines. Only one caller gets the time.
     pub(crate) fn due(&self) -> Option<Deadline> {

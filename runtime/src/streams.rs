@@ -2,10 +2,9 @@
 //! cannot end any more.
 
 use crate::comp::Counted;
-use crate::error::OpError;
 use crate::matching::Ticket;
 use crate::names::Rank;
-use carrack_transports::contract::DownCause;
+use crate::op::{Ended, Ending, Holder, PendingOp};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::gpu::words::Words;
 use carrack_transports::mem::GpuUuid;
@@ -49,16 +48,6 @@ impl Streams {
         self.counters.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Notes that a rank has ended: streams do not wait for it any more.
-    #[cold]
-    pub(crate) fn gone(&self, rank: Rank, cause: &DownCause) {
-        for counter in self.living() {
-            if counter.hears_of(rank) {
-                counter.give_up(|| OpError::PeerDown { rank, cause: cause.clone() });
-            }
-        }
-    }
-
     /// Returns a number for an operation that waits, higher than those before.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
@@ -85,11 +74,25 @@ impl Streams {
     pub(crate) fn forget(&self, number: u64) {
         self.names.lock().remove(&number);
     }
+}
 
-    /// This rank ends.
-    pub(crate) fn end(&self) {
+/// The waits of streams for counters. They are no operations: streams go on when they end.
+impl Holder for Streams {
+    fn end(&self, why: &Ending<'_>, _: &mut Vec<Ended>) {
         for counter in self.living() {
-            counter.give_up(|| OpError::Closed);
+            match *why {
+                Ending::Gone(rank, _) if counter.hears_of(rank) => {
+                    counter.give_up(|| why.error(rank));
+                }
+                Ending::Closing => counter.give_up(|| why.error(Rank::ANY)),
+                Ending::Gone(..) | Ending::Down(..) | Ending::Late(..) | Ending::Closed => {}
+            }
         }
+    }
+
+    fn list(&self, _: &mut dyn FnMut(PendingOp)) {}
+
+    fn count(&self) -> usize {
+        0
     }
 }

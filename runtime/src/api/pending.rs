@@ -17,7 +17,7 @@ impl Runtime {
     /// completed. Receives that wait for their messages do not count. Another thread that makes
     /// progress may be about to signal a completion object.
     pub fn test_drained(&self, device: &Device) -> bool {
-        device.0.is_drained()
+        device.0.is_drained(&self.0)
     }
 
     /// Makes progress until [`test_drained`](Self::test_drained), for a limited time.
@@ -25,6 +25,6 @@ impl Runtime {
     /// # Errors
     /// The time was up, or progress needs attention.
     pub fn wait_drained(&self, device: &Device, limit: Duration) -> Result<(), WaitError> {
-        self.wait_for(limit, || device.0.is_drained())
+        self.wait_for(limit, || device.0.is_drained(&self.0))
     }
 }

@@ -6,8 +6,8 @@ mod members;
 pub(crate) use board::{Board, Meaning, Note, What};
 pub(crate) use members::Members;
 
-use crate::names::Rank;
-use board::Active;
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, Ending, Holder, PendingOp};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -159,19 +159,38 @@ impl Boards {
         self.others().iter().for_each(|board| board.wake());
     }
 
-    /// Returns the operations in flight of all groups, with the groups' names.
-    pub(crate) fn active(&self) -> Vec<(u32, Active)> {
-        let others = self.others();
-        let all = std::iter::once(&self.world).chain(&others);
-        all.flat_map(|board| board.active().into_iter().map(|active| (board.name, active)))
-            .collect()
-    }
-
     /// Returns a group other than `but` with a note of a rank for an operation that has not begun
     /// here.
     pub(crate) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
         let others = self.others();
         let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);
         all.filter_map(|board| Some((board.name, board.unclaimed(from)?))).next()
+    }
+}
+
+/// The operations of groups. Each ends in the thread or the future that waits for it.
+impl Holder for Boards {
+    fn end(&self, why: &Ending<'_>, _: &mut Vec<Ended>) {
+        match why {
+            Ending::Gone(..) | Ending::Late(..) => self.wake(),
+            Ending::Down(..) | Ending::Closing | Ending::Closed => {}
+        }
+    }
+
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+        for board in std::iter::once(self.world()).chain(self.others()) {
+            for active in board.active() {
+                let waits_for = match active.awaits {
+                    Some(rank) => format!("{rank} to come, in group {}", board.name),
+                    None => format!("its messages, in group {}", board.name),
+                };
+                let (what, rank, tag) = (active.name(), Rank::ANY, Tag(active.number));
+                list(PendingOp { what, rank, tag, size: 0, waits_for });
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        std::iter::once(self.world()).chain(self.others()).map(|board| board.active().len()).sum()
     }
 }

@@ -122,7 +122,7 @@ impl Registry {
         let is_left =
             |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
         let before = before.into_iter().flatten().chain(texts_before);
-        left.extend(before.filter(is_left).map(|(_, comp)| comp));
+        before.filter(is_left).for_each(|(_, comp)| left.push(comp));
     }
 
     fn changed(&self) {

@@ -14,7 +14,7 @@ use crate::region::Regions;
 use crate::staging::Staging;
 use crate::undelivered::Unexpected;
 use carrack_transports::mem::KnownMemory;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,19 +86,10 @@ impl Carrier {
         self.devices.read()
     }
 
-    fn devices_mut(&self) -> RwLockWriteGuard<'_, Vec<Device>> {
-        self.devices.write()
-    }
-
     pub(crate) fn add_device(&self, device: Device) {
-        let mut devices = self.devices_mut();
+        let mut devices = self.devices.write();
         devices.push(device);
         self.has_further_devices.store(devices.len() > 1, Ordering::Release);
-    }
-
-    /// Takes the devices, for a runtime that ends.
-    pub(crate) fn take_devices(&self) -> Vec<Device> {
-        std::mem::take(&mut *self.devices_mut())
     }
 
     /// Returns `true` if there are devices other than the default one: without the lock, as

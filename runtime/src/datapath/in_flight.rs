@@ -8,11 +8,11 @@ use super::{At, Transfers};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::OpError;
-use crate::names::{Rank, Tag};
-use crate::op::{Ended, Entry, Few, Flow, Kind, OpContext, PendingOp, Taken};
+use crate::names::Rank;
+use crate::op::{Ended, Ending, Entry, Few, Flow, Holder, Kind, OpContext, PendingOp, Taken};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Verdict};
-use carrack_transports::contract::{DownCause, Payload};
+use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
@@ -92,18 +92,25 @@ impl InFlight {
         }
     }
 
+    /// Ends it when the runtime ends, and waits for an engine that is at work.
+    fn close(self, run: &mut Run<'_>) {
+        match self {
+            Self::Tx(tx) => tx.close(run),
+            Self::Rx(rx) => rx.close(run),
+            Self::Flush(Flush { operation, .. }) => {
+                run.end(operation.end(Buffer::Empty, Some(OpError::Closed)));
+            }
+        }
+    }
+
     /// Describes it, for diagnostics.
     fn pending(&self) -> PendingOp {
         match self {
             Self::Tx(tx) => tx.pending(),
             Self::Rx(rx) => rx.pending(),
-            Self::Flush(flush) => PendingOp {
-                what: "flush",
-                rank: flush.operation.rank,
-                tag: Tag::default(),
-                size: 0,
-                waits_for: "earlier operations on its memory".into(),
-            },
+            Self::Flush(flush) => {
+                flush.operation.pending("flush", "earlier operations on its memory")
+            }
         }
     }
 }
@@ -213,11 +220,7 @@ impl<'a> Run<'a> {
         let transfers = &self.device.transfers;
         // One thread at a time: the turns of a peer, and so its blocks, are counted in this run.
         let Some(_turn) = transfers.turn.try_lock() else { return };
-        let mut listed = transfers.listed.lock();
-        let turn = std::mem::take(&mut *listed);
-        transfers.listed.set_count(0);
-        drop(listed);
-        for at in turn {
+        for at in transfers.listed.take() {
             match transfers.take_out(at) {
                 Some(mut transfer) => {
                     let flow = transfer.on(self, at, Event::Go);
@@ -227,13 +230,6 @@ impl<'a> Run<'a> {
                 None if transfers.table.has(at) => transfers.list(at),
                 None => {}
             }
-        }
-    }
-
-    /// Ends the transfers whose deadline has passed.
-    pub(crate) fn expire(&mut self, now: Deadline) {
-        for at in self.device.transfers.table.expire(now, &self.carrier.deadlines) {
-            self.on(at, Event::Expired);
         }
     }
 
@@ -253,45 +249,56 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the ends of operations, for a caller that signals them.
-    pub(crate) fn into_ended(self) -> Vec<Ended> {
-        self.ended.into_iter().collect()
+    /// Returns the ends of operations, for a caller that signals them. Leaves the other reports to
+    /// progress.
+    pub(crate) fn into_ended(mut self) -> Vec<Ended> {
+        let ended = std::mem::replace(&mut self.ended, Few::new());
+        self.tell_later();
+        ended.into_iter().collect()
+    }
+}
+
+/// The transfers of a device, as a place where operations wait.
+pub(super) struct OfDevice<'a>(pub(super) &'a Carrier, pub(super) &'a Port);
+
+impl Holder for OfDevice<'_> {
+    /// Those with an engine at work end when it is done. A rank that may use a buffer is first kept
+    /// from that; one that is stopped in the middle of a copy keeps the buffer.
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        let Self(carrier, device) = *self;
+        let (mut run, table) = (Run::new(carrier, device), &device.transfers.table);
+        match *why {
+            Ending::Down(rank, cause) => {
+                for name in table.fail(rank, cause) {
+                    run.on((rank, name), Event::Down(why.error(rank)));
+                }
+            }
+            Ending::Late(now, left) => {
+                for at in table.expire(now, left) {
+                    run.on(at, Event::Expired);
+                }
+            }
+            Ending::Closing => {
+                for transfer in table.drain() {
+                    transfer.close(&mut run);
+                }
+            }
+            Ending::Gone(..) | Ending::Closed => {}
+        }
+        ended.extend(run.into_ended());
+    }
+
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+        self.1.transfers.table.each(|transfer| list(transfer.pending()));
+    }
+
+    fn count(&self) -> usize {
+        let transfers = &self.1.transfers;
+        transfers.table.count() + transfers.packed.count()
     }
 }
 
 impl Port {
-    /// Ends the transfers to and from a rank that is gone; those with an engine at work end when
-    /// it is done. First it makes sure that the rank does not use the buffers any more that are
-    /// given back. A rank that is stopped in the middle of a copy keeps them.
-    pub(crate) fn fail_transfers(
-        &self,
-        carrier: &Carrier,
-        rank: Rank,
-        cause: &DownCause,
-    ) -> Vec<Ended> {
-        let mut run = Run::new(carrier, self);
-        for name in self.transfers.table.fail(rank, cause) {
-            let error = OpError::PeerDown { rank, cause: cause.clone() };
-            run.on((rank, name), Event::Down(error));
-        }
-        run.into_ended()
-    }
-
-    /// Ends all transfers when the runtime ends, and waits for engines that are at work.
-    pub(crate) fn close_transfers(&self, carrier: &Carrier) -> Vec<Ended> {
-        let mut run = Run::new(carrier, self);
-        for transfer in self.transfers.table.drain() {
-            match *transfer {
-                InFlight::Tx(tx) => tx.close(&mut run),
-                InFlight::Rx(rx) => rx.close(&mut run),
-                InFlight::Flush(Flush { operation, .. }) => {
-                    run.end(operation.end(Buffer::Empty, Some(OpError::Closed)));
-                }
-            }
-        }
-        run.into_ended()
-    }
-
     /// Begins a flush.
     pub(crate) fn flush(&self, carrier: &Carrier, flush: Flush) {
         let name = self.transfers.now();
@@ -299,27 +306,9 @@ impl Port {
         run.begin(name, Box::new(InFlight::Flush(flush)), Some(Event::Go));
         run.tell_later();
     }
-
-    /// Lists the transfers in flight.
-    pub(crate) fn list_transfers(&self, list: &mut dyn FnMut(PendingOp)) {
-        self.transfers.table.each(|transfer| list(transfer.pending()));
-    }
 }
 
 impl Transfers {
-    /// Returns the name of a fresh transfer, and adds it without an event: the caller sends the
-    /// message that it waits for.
-    ///
-    /// # Errors
-    /// Its peer is gone.
-    pub(super) fn insert(
-        &self,
-        name: u64,
-        transfer: InFlight,
-    ) -> Result<(), (Box<InFlight>, Option<DownCause>)> {
-        self.table.insert(name, Box::new(transfer))
-    }
-
     /// Takes a transfer out whose RTS was not sent. `None`: it has ended, or the thread that
     /// carries it on ends it.
     pub(super) fn take_unsent(&self, at: At) -> Option<Box<InFlight>> {

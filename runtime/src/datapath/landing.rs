@@ -7,12 +7,13 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, RemoteComp};
-use crate::op::{Ended, OpContext, PendingOp};
+use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
 use carrack_transports::contract::{Imported, Payload};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, Transfer};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Calls of progress of which one also asks for a copy that is not the oldest.
 const EACH: usize = 4;
@@ -67,13 +68,30 @@ impl Landing {
 
     /// Describes it, for diagnostics.
     pub(super) fn pending(&self) -> PendingOp {
-        let OpContext { rank, tag, size, .. } = self.op;
-        let waits_for = "an engine of a GPU".into();
-        PendingOp { what: "copy", rank, tag, size: size as u64, waits_for }
+        self.op.pending("copy", "an engine of a GPU")
     }
 
-    pub(crate) fn into_status(mut self, error: OpError) -> Ended {
-        self.end(Some(error))
+    pub(super) fn close(mut self) -> Ended {
+        self.end(Some(OpError::Closed))
+    }
+
+    /// Closes a copy on a stream, which may not end. One that has not ended by then keeps its
+    /// memory.
+    pub(super) fn close_by(mut self, until: Instant) -> Ended {
+        while self.transfer.poll(false).is_none() {
+            if Instant::now() >= until {
+                let Self { transfer, op, .. } = self;
+                tracing::warn!(
+                    rank = %op.rank,
+                    size = op.size,
+                    "a copy on a stream has not ended: its memory stays for the stream"
+                );
+                transfer.abandon();
+                return op.end(Buffer::Empty, Some(OpError::Closed));
+            }
+            std::thread::yield_now();
+        }
+        self.close()
     }
 
     /// Takes out the object to signal, and the status. By reference, because a move would copy the
@@ -105,14 +123,10 @@ impl Landings {
         self.all.set_count(landings.len());
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     /// Returns `true` if a copy to or from a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let by_engine = |landing: &Landing| landing.op.rank == peer && landing.name < before;
-        !self.is_empty() && self.all.lock().iter().any(by_engine)
+        !self.all.is_empty() && self.all.lock().iter().any(by_engine)
     }
 
     /// Takes the turn of one call of progress. Two threads may take the same one: it only selects
@@ -146,16 +160,22 @@ impl Landings {
             self.all.set_count(landings.len());
         }
     }
+}
 
-    /// Takes all out, for a runtime that ends.
-    pub(crate) fn end(&self) -> Vec<Ended> {
-        let landings = std::mem::take(&mut *self.all.lock());
-        landings.into_iter().map(|landing| landing.into_status(OpError::Closed)).collect()
+/// Each ends by its engine.
+impl Holder for Landings {
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        if matches!(why, Ending::Closing) {
+            ended.extend(self.all.take().into_iter().map(Landing::close));
+        }
     }
 
-    /// Lists the copies in flight.
-    pub(crate) fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
         self.all.lock().iter().for_each(|landing| list(landing.pending()));
+    }
+
+    fn count(&self) -> usize {
+        self.all.count() as usize
     }
 }
 

@@ -11,7 +11,7 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, OpContext, PendingOp};
+use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
 use crate::undelivered::object_of;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
@@ -67,7 +67,7 @@ impl InLine {
     /// Ends it when the runtime ends, also during a copy.
     fn close(self) -> Ended {
         match self {
-            Self::Landing(landing) => landing.into_status(OpError::Closed),
+            Self::Landing(landing) => landing.close(),
             Self::There(comp, status) => (Some(comp), status),
         }
     }
@@ -91,10 +91,6 @@ impl Line {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-
-    fn count(&self) -> usize {
-        self.0.count() as usize
     }
 
     /// Adds a message at the end, unless its bytes are in place and the line is empty.
@@ -129,17 +125,23 @@ impl Line {
             |one: &InLine| one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object));
         !self.is_empty() && self.0.lock().iter().any(is_for)
     }
+}
 
-    /// Takes all out, for a runtime that ends.
-    pub(crate) fn end(&self) -> Vec<Ended> {
-        let line = std::mem::take(&mut *self.0.lock());
-        line.into_iter().map(InLine::close).collect()
+/// Each ends at its turn.
+impl Holder for Line {
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        if matches!(why, Ending::Closing) {
+            ended.extend(self.0.take().into_iter().map(InLine::close));
+        }
     }
 
-    /// Lists the copies in flight.
-    pub(crate) fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
         let line = self.0.lock();
         line.iter().filter_map(InLine::landing).for_each(|landing| list(landing.pending()));
+    }
+
+    fn count(&self) -> usize {
+        self.0.count() as usize
     }
 }
 

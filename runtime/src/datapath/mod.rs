@@ -121,11 +121,6 @@ impl Transfers {
         self.table.count() < limit || Message::decode(header).is_ok_and(Message::is_collective)
     }
 
-    /// Returns `true` if nothing is in flight.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.table.count() == 0 && self.packed.is_empty()
-    }
-
     /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let is_meant = |name, kind| kind == Kind::Memory && name < before;

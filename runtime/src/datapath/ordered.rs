@@ -8,14 +8,19 @@
 use super::landing::Landing;
 use super::port::Device;
 use crate::chores::{Chore, Chores, Waiting};
-use crate::deadline::{Deadline, Deadlines};
+use crate::deadline::Deadlines;
 use crate::error::OpError;
 use crate::matching::Ticket;
 use crate::names::Rank;
-use crate::op::{Ended, OpContext, PendingOp};
+use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
 use carrack_transports::gpu::{GpuError, Stream};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time that the end of a runtime waits for copies on streams of the user, which may wait for
+/// anything.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// An operation that has not begun.
 pub(crate) trait Deferred: Send {
@@ -200,7 +205,7 @@ impl Ordered {
     }
 
     /// Returns the number of entries, of a moment ago.
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.count() as usize
     }
 
@@ -221,11 +226,6 @@ impl Ordered {
     /// streams.
     pub(crate) fn has_memory(&self, rank: Rank) -> bool {
         !self.is_empty() && self.0.lock().has_memory(rank, u64::MAX)
-    }
-
-    /// Returns `true` if operations other than receives wait.
-    pub(crate) fn has_sent(&self) -> bool {
-        !self.is_empty() && self.0.lock().entries().any(|entry| entry.sort != Sort::Receive)
     }
 
     /// Takes out copies that are done, and the operations whose turn has come; both in the order of
@@ -276,53 +276,32 @@ impl Ordered {
         later.collect()
     }
 
-    /// Ends operations that wait for a gone rank. Returns the statuses to signal.
-    #[cold]
-    pub(crate) fn fail(&self, rank: Rank, error: &dyn Fn() -> OpError) -> Vec<Ended> {
-        let meant = self.take_later(|entry, _| entry.rank == rank);
-        meant.into_iter().map(|later| later.end(error())).collect()
-    }
-
-    /// Takes out the operations whose deadline has passed.
-    pub(crate) fn expire(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
-        let late = self.take_later(|_, later| {
-            let is_late = later.op().deadline.has_passed(now);
-            if !is_late {
-                left.note(later.op().deadline);
-            }
-            is_late
-        });
-        late.into_iter()
-            .map(|later| {
-                let rank = later.op().rank;
-                later.end(OpError::TimedOut(rank))
-            })
-            .collect()
-    }
-
     /// Takes a receive out that has not been posted.
     pub(crate) fn cancel(&self, number: u64) -> Option<Ended> {
         let later = self.take_later(|entry, _| entry.number == number).pop()?;
         Some(later.end(OpError::Cancelled))
     }
+}
 
-    /// Takes the operations that have not begun, and the copies that streams still have: the
-    /// runtime ends.
-    pub(crate) fn end(&self) -> (Vec<Ended>, Vec<Landing>) {
-        let later = self.take_later(|_, _| true);
-        let ended = later.into_iter().map(|later| later.end(OpError::Closed)).collect();
-        let mut standing = self.0.lock();
-        let copies = standing.remove(|_| true).into_iter().filter_map(|entry| match entry.waits {
-            Waits::Copy(landing) => Some(*landing),
-            Waits::Later(_) => None,
-        });
-        let copies = copies.collect();
-        self.0.set_count(0);
-        (ended, copies)
+impl Holder for Ordered {
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        let later = self.take_later(|_, later| why.takes(later.op())).into_iter();
+        ended.extend(later.map(|later| {
+            let error = why.error(later.op().rank);
+            later.end(error)
+        }));
+        if matches!(why, Ending::Closed) {
+            let copies = self.0.lock().remove(|_| true);
+            self.0.set_count(0);
+            let until = Instant::now() + PATIENCE;
+            ended.extend(copies.into_iter().filter_map(|entry| match entry.waits {
+                Waits::Copy(landing) => Some(landing.close_by(until)),
+                Waits::Later(_) => None,
+            }));
+        }
     }
 
-    /// Standing what waits.
-    pub(crate) fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
         for entry in self.0.lock().entries() {
             match &entry.waits {
                 Waits::Later(None) => {}
@@ -335,11 +314,19 @@ impl Ordered {
             }
         }
     }
+
+    fn count(&self) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        self.0.lock().entries().filter(|entry| entry.sort != Sort::Receive).count()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deadline::Deadline;
     use crate::names::Tag;
     use carrack_transports::mem::Buffer;
 
@@ -381,12 +368,15 @@ mod tests {
         let (_, mut begin) = ordered.take_ready().unwrap();
         let (number, later) = begin.pop().unwrap();
         // Another thread looks meanwhile.
-        let now = deadlines.due().unwrap();
-        assert!(ordered.expire(now, &deadlines).is_empty() && deadlines.due().is_none());
+        let expire = |now| {
+            let mut ended = Vec::new();
+            ordered.end(&Ending::Late(now, &deadlines), &mut ended);
+            ended
+        };
+        assert!(expire(deadlines.due().unwrap()).is_empty() && deadlines.due().is_none());
         ordered.put_back(number, later, &deadlines);
-        let now = deadlines.due().expect("the time is noted anew");
-        let (_, status) = ordered.expire(now, &deadlines).pop().unwrap();
+        let (_, status) = expire(deadlines.due().expect("the time is noted anew")).pop().unwrap();
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))));
-        assert_eq!(ordered.count(), 0);
+        assert_eq!(ordered.len(), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Transfers;
 use super::carrier::Carrier;
+use super::in_flight::OfDevice;
 use super::landing::Landings;
 use super::line::Line;
 use super::ordered::Ordered;
@@ -9,7 +10,7 @@ use crate::comp::Completion;
 use crate::error::{OpError, ResourceError};
 use crate::local::Local;
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::OpContext;
+use crate::op::{Holder, OpContext};
 use crate::peer::Endpoint;
 use crate::protocol::wire::Control;
 use carrack_transports::contract::Header;
@@ -136,14 +137,21 @@ impl Port {
             || self.landings.has_memory_operations(peer, before)
     }
 
+    /// Shows `each` every place of this device where operations wait. An operation moves only to
+    /// places further down, or its deadline is noted again: so a search for late ones misses none.
+    pub(crate) fn each_holder(&self, carrier: &Carrier, each: &mut dyn FnMut(&dyn Holder)) {
+        let transfers = OfDevice(carrier, self);
+        // All fields: a further one is a holder, or says here that it is none.
+        let Self { transfers: _, landings, line, ordered, endpoint } = self;
+        let all: [&dyn Holder; 6] =
+            [&endpoint.undelivered, ordered, endpoint, &transfers, landings, line];
+        all.into_iter().for_each(each);
+    }
+
     /// Returns `true` if all messages and operations on memory have completed.
-    pub(crate) fn is_drained(&self) -> bool {
-        !self.has_backlogs()
-            && self.transfers.is_idle()
-            && self.landings.is_empty()
-            && self.line.is_empty()
-            && self.undelivered.is_empty()
-            && !self.ordered.has_sent()
-            && self.outstanding.is_empty()
+    pub(crate) fn is_drained(&self, carrier: &Carrier) -> bool {
+        let mut is_drained = true;
+        self.each_holder(carrier, &mut |holder| is_drained &= holder.count() == 0);
+        is_drained
     }
 }

@@ -136,16 +136,14 @@ impl TxOp {
 
     pub(super) fn pending(&self) -> PendingOp {
         let is_message = self.tx.duty() == Duty::Message;
-        let (what, waits_for) = match (self.tx.is_offered(), is_message) {
-            (true, true) => ("message that was offered", "its receive".into()),
-            (true, false) => ("operation on a peer's memory", "its owner".into()),
+        match (self.tx.is_offered(), is_message) {
+            (true, true) => self.op.pending("message that was offered", "its receive"),
+            (true, false) => self.op.pending("operation on a peer's memory", "its owner"),
             (false, _) => {
                 let waits_for = format!("room at the peer, {} B are sent", self.tx.sent());
-                ("message on its way out", waits_for)
+                self.op.pending("message on its way out", waits_for)
             }
-        };
-        let OpContext { rank, tag, size, .. } = self.op;
-        PendingOp { what, rank, tag, size: size as u64, waits_for }
+        }
     }
 
     /// Returns the bytes, while the receiver may be copying them by itself.
@@ -492,9 +490,10 @@ impl Transfers {
         let name = self.now();
         let rts = Rts { size: bytes.len() as u64, tx: name, addr: address(bytes), mapped };
         let at = (op.rank, name);
-        let transfer = TxOp::offered(name, op, std::mem::take(bytes), Duty::Message);
+        let taken = std::mem::take(bytes);
+        let transfer = Box::new(InFlight::Tx(TxOp::offered(name, op, taken, Duty::Message)));
         // The entry comes first: another thread may get the answer before this call returns.
-        if let Err((transfer, cause)) = self.insert(name, InFlight::Tx(transfer)) {
+        if let Err((transfer, cause)) = self.table.insert(name, transfer) {
             restore(*transfer, bytes);
             let cause = cause.unwrap_or(DownCause::Closed);
             return Err(SubmitError::Down { peer: PeerId(at.0.0), cause });

@@ -2,10 +2,9 @@
 
 use super::table::Table;
 use super::{Key, Matching};
-use crate::deadline::{Deadline, Deadlines};
 use crate::error::{OpError, ResourceError};
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, OpContext};
+use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
 use crate::protocol::wire::Rts;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
@@ -193,35 +192,38 @@ impl MatchingEngine {
         })
     }
 
-    /// Looks at every receive that waits.
-    pub(crate) fn each_receive(&self, look: impl FnMut(&Receive)) {
-        self.0.table.each_b(look);
-    }
-
-    /// Takes out the receives that only `rank` could have answered.
-    pub(crate) fn receives_from(&self, rank: Rank) -> Vec<Receive> {
-        self.0.table.take_b(|key| key.is_of(rank))
-    }
-
-    /// Takes out all receives.
-    pub(crate) fn all_receives(&self) -> Vec<Receive> {
-        self.0.table.take_b(|_| true)
-    }
-
-    /// Takes out the receives whose deadline has passed; notes those of the others.
-    pub(crate) fn expired_receives(&self, now: Deadline, left: &Deadlines) -> Vec<Receive> {
-        self.0.table.pluck_b_if(|receive| {
-            let has_passed = receive.op.deadline.has_passed(now);
-            if !has_passed {
-                left.note(receive.op.deadline);
-            }
-            has_passed
-        })
-    }
-
     /// Returns the numbers of waiting messages and of waiting receives.
     pub fn waiting(&self) -> (usize, usize) {
         self.0.table.count()
+    }
+}
+
+/// The receives that wait for their messages.
+impl Holder for MatchingEngine {
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        let table = &self.0.table;
+        let receives = match *why {
+            // Those that only this rank could have answered.
+            Ending::Gone(rank, _) => table.take_b(|key| key.is_of(rank)),
+            Ending::Late(..) => table.pluck_b_if(|receive| why.takes(&receive.op)),
+            Ending::Closing => table.take_b(|_| true),
+            Ending::Down(..) | Ending::Closed => return,
+        };
+        ended.extend(receives.into_iter().map(|receive| {
+            let error = why.error(receive.op.rank);
+            receive.into_status(error)
+        }));
+    }
+
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+        self.0.table.each_b(|Receive { op, buffer }| {
+            let size = buffer.len() as u64;
+            list(PendingOp { size, ..op.pending("receive", "its message") });
+        });
+    }
+
+    fn count(&self) -> usize {
+        0
     }
 }
 

@@ -1,5 +1,6 @@
 //! The parameters of an operation that outlive its call.
 
+use super::PendingOp;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::OpError;
@@ -45,6 +46,12 @@ impl OpContext {
     pub(crate) fn status(&self, buffer: Buffer, error: Option<OpError>) -> Status {
         let Self { rank, tag, size, user_context, .. } = *self;
         Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) }
+    }
+
+    /// Describes it, for diagnostics.
+    pub(crate) fn pending(&self, what: &'static str, waits_for: impl Into<String>) -> PendingOp {
+        let Self { rank, tag, size, .. } = *self;
+        PendingOp { what, rank, tag, size: size as u64, waits_for: waits_for.into() }
     }
 
     /// Ends it.

@@ -2,12 +2,14 @@
 
 mod context;
 mod few;
+mod holder;
 mod on_link;
 mod pending;
 mod table;
 
 pub(crate) use context::{Ended, OpContext};
 pub(crate) use few::Few;
+pub(crate) use holder::{Ending, Holder};
 pub(crate) use on_link::{Next, OnLink, OnLinks};
 pub use pending::PendingOp;
 pub(crate) use table::{Entry, Flow, Kind, OpTable, Taken};

@@ -82,10 +82,6 @@ impl OnLinks {
         self.all.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     /// Takes all out, for shutting down.
     pub(crate) fn drain(&self) -> Vec<OnLink> {
         self.on_memory.store(0, Ordering::Release);

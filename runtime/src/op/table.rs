@@ -255,11 +255,9 @@ impl<E: Entry> OpTable<E> {
         let mut late = Vec::new();
         for shard in &self.shards {
             for (&at, slot) in &mut shard.lock().slots {
-                if slot.deadline.has_passed(now) {
+                if left.passes(slot.deadline, now) {
                     slot.deadline = Deadline::NEVER;
                     late.push(at);
-                } else {
-                    left.note(slot.deadline);
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! peer keep their order, whatever they wait for.
 
 use crate::error::OpError;
-use crate::op::{Ended, OpContext};
+use crate::op::{Ended, OpContext, PendingOp};
 use crate::protocol::header::Message;
 use crate::staging::Block;
 use carrack_transports::contract::Header;
@@ -54,14 +54,16 @@ impl Parked {
         self.op.end(self.stage.into_buffer(), error)
     }
 
-    /// Describes the condition that it waits for, once there is a link.
-    pub(crate) fn waits_for(&self) -> &'static str {
-        match self.stage {
+    /// Describes it, for diagnostics.
+    pub(super) fn pending(&self, is_linked: bool) -> PendingOp {
+        let waits_for = match self.stage {
+            _ if !is_linked => "the peer to start",
             Stage::After(..) => "the event that it was ordered after",
             Stage::Ready(_) | Stage::Staged(..) => "its turn, or room at the peer",
             Stage::Staging(..) => "an engine of a GPU",
             Stage::Over(_) => "nothing",
-        }
+        };
+        self.op.pending("message in the backlog", waits_for)
     }
 
     /// Returns `true` if it is one of the runtime's own messages, or part of a collective.

@@ -7,22 +7,20 @@ use super::hold::{Deaf, Holds};
 use super::route::{Linked, Route};
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::Completion;
-use crate::deadline::{Deadline, Deadlines};
 use crate::error::{OpError, PostError, ResourceError};
 use crate::local::Local;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, OnLinks, OpContext};
+use crate::op::{Ended, Ending, Holder, OnLinks, OpContext, PendingOp};
 use crate::protocol::header::Room;
 use crate::region::direct::Remotes;
 use crate::undelivered::Undelivered;
 use carrack_transports::contract::{
-    Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
+    Batch, Caps, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
 };
 use carrack_transports::fork::Owner;
 use carrack_transports::mem::{
     Buffer, HostAllocator, MemRef, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
 };
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -246,18 +244,12 @@ impl Endpoint {
 
     /// Returns `true` if messages wait for a peer that has published no address.
     pub(crate) fn waits_for_absent(&self) -> bool {
-        self.has_backlogs() && self.busy_ranks().iter().any(|&rank| self.is_absent(rank))
+        self.busy_ranks().iter().any(|&rank| self.is_absent(rank))
     }
 
     fn is_absent(&self, rank: Rank) -> bool {
         self.known_route(rank)
             .is_some_and(|route| route.linked().is_none() && route.down().is_none())
-    }
-
-    /// Returns `true` if a backlog is not empty.
-    #[inline]
-    pub(crate) fn has_backlogs(&self) -> bool {
-        !self.busy.is_empty()
     }
 
     /// Returns the ranks whose backlog is not empty.
@@ -272,44 +264,29 @@ impl Endpoint {
         self.busy.set_count(busy.len());
     }
 
-    /// Fails everything that waits for a gone peer.
-    pub(crate) fn fail_backlog(&self, route: &Route, cause: &DownCause) -> Vec<Ended> {
+    /// Ends the operations of a backlog that `why` concerns.
+    pub(crate) fn end_backlog(&self, route: &Route, why: &Ending<'_>, ended: &mut Vec<Ended>) {
         let mut backlog = route.backlog();
-        let failed: Vec<_> = backlog.drain(..).collect();
-        route.set_waiting(0);
-        self.not_busy(route.rank);
-        drop(backlog);
-        let failed = failed.into_iter().map(|parked| {
-            let rank = parked.op.rank;
-            parked.into_status(Some(OpError::PeerDown { rank, cause: cause.clone() }))
-        });
-        failed.collect()
-    }
-
-    /// Takes operations whose deadline has passed out of the backlogs, except those that an engine
-    /// copies.
-    pub(crate) fn expire_backlogs(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
-        let mut ended = Vec::new();
-        for rank in self.busy_ranks() {
-            let Some(route) = self.known_route(rank) else { continue };
-            let mut backlog = route.backlog();
-            let mut kept = VecDeque::with_capacity(backlog.len());
-            for parked in backlog.drain(..) {
-                if parked.op.deadline.has_passed(now) && parked.is_idle() {
-                    let rank = parked.op.rank;
-                    ended.push(parked.into_status(Some(OpError::TimedOut(rank))));
-                } else {
-                    left.note(parked.op.deadline);
-                    kept.push_back(parked);
+        let mut taken = Vec::new();
+        for parked in std::mem::take(&mut *backlog) {
+            match why {
+                // It ends late when its engine has copied it.
+                Ending::Late(_, left) if !parked.is_idle() => left.note(parked.op.deadline),
+                _ if why.takes(&parked.op) => {
+                    taken.push(parked);
+                    continue;
                 }
+                _ => {}
             }
-            *backlog = kept;
-            route.set_waiting(backlog.len());
-            if backlog.is_empty() {
-                self.not_busy(rank);
-            }
+            backlog.push_back(parked);
         }
-        ended
+        route.set_waiting(backlog.len());
+        if backlog.is_empty() {
+            self.not_busy(route.rank);
+        }
+        drop(backlog);
+        let error = why.error(route.rank);
+        ended.extend(taken.into_iter().map(|parked| parked.into_status(Some(error.clone()))));
     }
 
     /// Leaves signals to progress, for callers that hold locks.
@@ -341,17 +318,10 @@ impl Endpoint {
         }
     }
 
-    /// Ends everything. Waiting operations fail.
-    pub(crate) fn close(&self) -> Vec<Ended> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Vec::new();
-        }
-        let mut ended = Vec::new();
-        for route in self.routes.iter().filter_map(OnceLock::get) {
-            let parked: Vec<_> = route.backlog().drain(..).collect();
-            ended
-                .extend(parked.into_iter().map(|parked| parked.into_status(Some(OpError::Closed))));
-        }
+    /// Closes the device of each transport, and ends the operations that links have.
+    fn close(&self, ended: &mut Vec<Ended>) {
+        self.closed.store(true, Ordering::Release);
+        let mut end = |op: OpContext, buffer| ended.push(op.end(buffer, Some(OpError::Closed)));
         let mut batch = Batch::new(64);
         for lane in &self.lanes {
             lane.device.close();
@@ -361,13 +331,13 @@ impl Endpoint {
                     if let Event::Completion { token, buffer, .. } = event
                         && let Some(on_link) = self.outstanding.take(token.0)
                     {
-                        ended.push(on_link.op.end(buffer, Some(OpError::Closed)));
+                        end(on_link.op, buffer);
                     }
                 }
             }
         }
         self.await_copies();
-        ended
+        self.outstanding.drain().into_iter().for_each(|left| end(left.op, Buffer::Empty));
     }
 
     /// Ends the right of a peer's process to copy from and to this one. Returns `true` if no such
@@ -391,5 +361,42 @@ impl Endpoint {
     /// them.
     pub(crate) fn rank_of(&self, peer: PeerId) -> Rank {
         Rank(peer.0)
+    }
+}
+
+/// The operations in backlogs, and those that links have, which end by their transport's event.
+impl Holder for Endpoint {
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        let ranks = match *why {
+            Ending::Down(rank, _) => vec![rank],
+            Ending::Late(..) | Ending::Closing => self.busy_ranks(),
+            Ending::Gone(..) | Ending::Closed => return,
+        };
+        for route in ranks.into_iter().filter_map(|rank| self.known_route(rank)) {
+            self.end_backlog(route, why, ended);
+        }
+        if matches!(why, Ending::Closing) {
+            self.close(ended);
+        }
+    }
+
+    fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+        for route in self.busy_ranks().into_iter().filter_map(|rank| self.known_route(rank)) {
+            let is_linked = route.linked().is_some();
+            route.backlog().iter().for_each(|parked| list(parked.pending(is_linked)));
+        }
+        for _ in 0..self.outstanding.len() {
+            list(PendingOp {
+                what: "message that a link holds",
+                rank: Rank::ANY,
+                tag: Tag::ANY,
+                size: 0,
+                waits_for: "the link".into(),
+            });
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.busy.count() as usize + self.outstanding.len()
     }
 }

@@ -1,21 +1,19 @@
 //! Everything that progress moves: the core of a runtime.
 
 use super::complaints::Complaints;
+use super::drop_told;
 use super::request::dump_on_signal;
 use super::retries::Retries;
 use super::signal::signal;
-use super::{drop_told, end_copies};
 use crate::chores::Waiting;
 use crate::comp::{Ranks, Registry};
 use crate::datapath::{Carrier, Device, Port};
-use crate::error::OpError;
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::Rank;
-use crate::op::Ended;
+use crate::op::{Ended, Ending, Holder};
 use crate::settings::DumpChoice;
 use crate::streams::Streams;
 use carrack_transports::contract::DownCause;
-use carrack_transports::mem::Buffer;
 use carrack_transports::signals::Listener;
 use parking_lot::MutexGuard;
 use std::collections::HashMap;
@@ -109,24 +107,25 @@ impl Core {
         !self.down.is_empty()
     }
 
-    /// Notes that a rank is gone. Returns the receives that only it could have answered.
-    pub(crate) fn note_gone(&self, rank: Rank, cause: &DownCause) -> Vec<Ended> {
+    /// Shows `each` every place where operations wait: those of the runtime, then those of its
+    /// devices, to which receives move on.
+    pub(super) fn each_holder(&self, each: &mut dyn FnMut(&dyn Holder)) {
+        let all: [&dyn Holder; 2] = [&self.streams, &self.boards];
+        all.into_iter().for_each(&mut *each);
+        self.engines.each().for_each(|engine| each(engine));
+        let devices = self.devices().clone();
+        devices.iter().for_each(|device| device.0.each_holder(self, each));
+    }
+
+    /// Notes that a rank is gone.
+    pub(super) fn note_gone(&self, rank: Rank, cause: &DownCause, ended: &mut Vec<Ended>) {
         let mut down = self.down();
         down.entry(rank).or_insert_with(|| cause.clone());
         self.down.set_count(down.len());
         drop(down);
         // Pairs with the fence in `Engines::begin`.
         fence(Ordering::SeqCst);
-        self.boards.wake();
-        self.streams.gone(rank, cause);
-        let error = || OpError::PeerDown { rank, cause: cause.clone() };
-        let devices = self.devices().clone();
-        // Receives that have not reached a matching engine yet come first.
-        let mut ended: Vec<_> =
-            devices.iter().flat_map(|device| device.0.ordered.fail(rank, &error)).collect();
-        let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
-        ended.extend(receives.map(|receive| receive.into_status(error())));
-        ended
+        self.each_holder(&mut |holder| holder.end(&Ending::Gone(rank, cause), ended));
     }
 
     #[inline]
@@ -150,8 +149,9 @@ impl Core {
     pub(crate) fn end_ordered_if_gone(&self, device: &Port, rank: Rank) {
         let by_route = device.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| self.down().get(&rank).cloned()) else { return };
-        let error = || OpError::PeerDown { rank, cause: cause.clone() };
-        device.tell_later(device.ordered.fail(rank, &error));
+        let mut ended = Vec::new();
+        device.ordered.end(&Ending::Gone(rank, &cause), &mut ended);
+        device.tell_later(ended);
     }
 
     /// Returns the reason of a rank's end, if progress or an operation has noticed it.
@@ -173,38 +173,14 @@ impl Drop for Core {
         self.sleepers.wake();
         self.exposures.end();
         self.complaints.end();
-        // Streams come first: copies on streams end only when the streams continue.
-        self.streams.end();
-        let devices = self.take_devices();
-        let (mut ended, mut copies) = (Vec::new(), Vec::new());
-        for Device(device) in &devices {
-            ended.extend(device.close());
-            let (ordered, on_streams) = device.ordered.end();
-            ended.extend(ordered);
-            copies.extend(on_streams);
-            ended.extend(device.undelivered.end());
-            ended.extend(device.close_transfers(self));
-            let on_links = device.outstanding.drain().into_iter();
-            ended.extend(
-                on_links.map(|on_link| on_link.op.end(Buffer::Empty, Some(OpError::Closed))),
-            );
-            ended.extend(device.landings.end());
-            ended.extend(device.line.end());
+        for why in [Ending::Closing, Ending::Closed] {
+            let mut ended = Vec::new();
+            self.each_holder(&mut |holder| holder.end(&why, &mut ended));
+            for (comp, status) in ended {
+                // The runtime ends, so a status for a full object is dropped.
+                let _ = signal(comp.as_ref(), status);
+            }
         }
-        for engine in self.engines.each() {
-            ended.extend(
-                engine
-                    .all_receives()
-                    .into_iter()
-                    .map(|receive| receive.into_status(OpError::Closed)),
-            );
-        }
-        for (comp, status) in ended {
-            // The runtime ends, so a status for a full object is dropped.
-            let _ = signal(comp.as_ref(), status);
-        }
-        // Copies on streams come last: the words that these streams wait for are released now.
-        end_copies(copies);
         drop_told();
         // A rank that unwinds has not ended in order, so the launcher is not told that it has.
         if !std::thread::panicking()

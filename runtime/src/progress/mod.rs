@@ -30,7 +30,6 @@ use found::Found;
 pub use pending::Pending;
 pub(crate) use signal::in_handler;
 pub(crate) use thread::ProgressThread;
-use upkeep::end_copies;
 pub(crate) use wait::Sleep;
 
 use crate::chores::{self, Chore};

@@ -2,8 +2,7 @@
 
 use super::Core;
 use crate::chores::Chore;
-use crate::datapath::Port;
-use crate::names::{Rank, Tag};
+use crate::names::Rank;
 use crate::op::PendingOp;
 use std::fmt;
 
@@ -54,38 +53,9 @@ impl fmt::Display for Pending {
 impl Core {
     pub(crate) fn pending(&self) -> Pending {
         let mut operations = Vec::new();
-        let mut unexpected = 0;
-        for engine in self.engines.each() {
-            unexpected += engine.waiting().0;
-            engine.each_receive(|receive| {
-                operations.push(PendingOp {
-                    what: "receive",
-                    rank: receive.op.rank,
-                    tag: receive.op.tag,
-                    size: receive.buffer.len() as u64,
-                    waits_for: "its message".into(),
-                });
-            });
-        }
-        for (group, active) in self.boards.active() {
-            let waits_for = match active.awaits {
-                Some(rank) => format!("{rank} to come"),
-                None => "its messages".into(),
-            };
-            operations.push(PendingOp {
-                what: active.name(),
-                rank: Rank::ANY,
-                tag: Tag(active.number),
-                size: 0,
-                waits_for: format!("{waits_for}, in group {group}"),
-            });
-        }
-        let devices = self.devices().clone();
-        let mut deferred = 0;
-        for device in &devices {
-            list_pending(&device.0, &mut |operation| operations.push(operation));
-            deferred += device.0.undelivered.len();
-        }
+        self.each_holder(&mut |holder| holder.list(&mut |operation| operations.push(operation)));
+        let unexpected = self.engines.each().map(|engine| engine.waiting().0).sum();
+        let deferred = self.devices().iter().map(|device| device.0.undelivered.len()).sum();
         let down =
             (0..self.size).map(Rank).filter(|&rank| self.told_down(rank).is_some()).collect();
         Pending {
@@ -108,35 +78,5 @@ impl Core {
             // One write, so that the dumps of several ranks do not mix.
             eprint!("{}", self.pending());
         }
-    }
-}
-
-fn list_pending(device: &Port, list: &mut dyn FnMut(PendingOp)) {
-    for rank in device.busy_ranks() {
-        let Some(route) = device.known_route(rank) else { continue };
-        let is_linked = route.linked().is_some();
-        for parked in route.backlog().iter() {
-            let waits_for = if is_linked { parked.waits_for() } else { "the peer to start" };
-            list(PendingOp {
-                what: "message in the backlog",
-                rank,
-                tag: parked.op.tag,
-                size: parked.op.size as u64,
-                waits_for: waits_for.into(),
-            });
-        }
-    }
-    device.ordered.list(list);
-    device.list_transfers(list);
-    device.landings.list(list);
-    device.line.list(list);
-    for _ in 0..device.outstanding.len() {
-        list(PendingOp {
-            what: "message that a link holds",
-            rank: Rank::ANY,
-            tag: Tag::ANY,
-            size: 0,
-            waits_for: "the link".into(),
-        });
     }
 }

@@ -28,13 +28,6 @@ impl Retries {
     /// Wakes the futures after a change.
     #[cold]
     pub(crate) fn wake(&self) {
-        let wakers = std::mem::take(&mut *{
-            let wakers = self.0.lock();
-            self.0.set_count(0);
-            wakers
-        });
-        for waker in wakers {
-            waker.wake();
-        }
+        self.0.take().into_iter().for_each(Waker::wake);
     }
 }

@@ -235,11 +235,7 @@ impl Pass<'_> {
     fn end_broken(&mut self) {
         let (broken, gone) = self.device.undelivered.take_ends();
         for (rank, cause) in gone {
-            let mut ended = self.device.fail_transfers(self.inner, rank, &cause);
-            ended.extend(self.inner.note_gone(rank, &cause));
-            for (comp, status) in ended {
-                self.signal(comp.as_ref(), status);
-            }
+            self.end_peer(rank, &cause, true);
         }
         for (rank, cause) in broken {
             self.peer_down(rank, cause);

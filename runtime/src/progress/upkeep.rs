@@ -2,20 +2,14 @@
 //! are gone.
 
 use super::Pass;
-use super::signal::signal;
-use crate::datapath::{AT_ONCE, Fetched, Landing, Owed, Run, Start, Step};
+use crate::datapath::{AT_ONCE, Fetched, Landing, Owed, Start, Step};
 use crate::error::OpError;
 use crate::names::Rank;
-use crate::op::OpContext;
+use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
 use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::DownCause;
-use carrack_transports::mem::{Buffer, CopyError};
-use std::time::{Duration, Instant};
-
-/// Time that a rank that ends waits for copies on streams of the user, which may wait for
-/// anything.
-const PATIENCE: Duration = Duration::from_secs(1);
+use carrack_transports::mem::CopyError;
 
 impl Pass<'_> {
     /// Moves on the operations in backlogs.
@@ -26,14 +20,14 @@ impl Pass<'_> {
             let mut ended = Vec::new();
             if let Some(cause) = route.down() {
                 // One thread parked an operation while another thread failed the backlog.
-                ended.extend(self.device.fail_backlog(&route, cause));
+                self.device.end_backlog(&route, &Ending::Down(rank, cause), &mut ended);
             } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
                     Ok(Some(_)) => {}
                     Ok(None) => continue,
                     Err(error) => {
                         let cause = DownCause::Refused(error.to_string());
-                        ended.extend(self.device.fail_backlog(&route, &cause));
+                        self.device.end_backlog(&route, &Ending::Down(rank, &cause), &mut ended);
                     }
                 }
             }
@@ -141,10 +135,6 @@ impl Pass<'_> {
         for (_, domain) in &self.inner.domains {
             domain.somebody_has_gone();
         }
-        let mut ended = self.device.fail_backlog(&route, &cause);
-        ended.extend(self.device.fail_transfers(self.inner, rank, &cause));
-        let error = || OpError::PeerDown { rank, cause: cause.clone() };
-        ended.extend(self.device.ordered.fail(rank, &error));
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
@@ -153,46 +143,37 @@ impl Pass<'_> {
             })
         };
         if is_gone {
-            ended.extend(self.inner.note_gone(rank, &cause));
             self.inner.regions.let_go(None, rank);
+        }
+        self.end_peer(rank, &cause, is_gone);
+    }
+
+    /// Ends the operations of this device that wait for a peer, and all others if it `is_gone`.
+    #[cold]
+    pub(super) fn end_peer(&mut self, rank: Rank, cause: &DownCause, is_gone: bool) {
+        let mut ended = Vec::new();
+        let down = Ending::Down(rank, cause);
+        self.device.each_holder(self.inner, &mut |holder| holder.end(&down, &mut ended));
+        if is_gone {
+            self.inner.note_gone(rank, cause, &mut ended);
         }
         for (comp, status) in ended {
             self.signal(comp.as_ref(), status);
         }
     }
 
-    /// Looks at everything that waits, if the earliest deadline has passed. The search misses no
-    /// operation: each moves only to places that are searched later, or its deadline is noted
-    /// again.
+    /// Looks at everything that waits, if the earliest deadline has passed.
     #[cold]
     pub(super) fn expire(&mut self) {
         let left = &self.inner.deadlines;
         let Some(now) = left.due() else { return };
         let mut ended = Vec::new();
-        for engine in self.inner.engines.each() {
-            let late = engine.expired_receives(now, left).into_iter();
-            ended.extend(late.map(|receive| {
-                let rank = receive.op.rank;
-                receive.into_status(OpError::TimedOut(rank))
-            }));
-        }
-        let devices = self.inner.devices().clone();
-        for device in &devices {
-            ended.extend(device.0.ordered.expire(now, left));
-            ended.extend(device.0.expire_backlogs(now, left));
-        }
-        for device in &devices {
-            let mut run = Run::new(self.inner, &device.0);
-            run.expire(now);
-            self.report(run);
-        }
+        self.inner.each_holder(&mut |holder| holder.end(&Ending::Late(now, left), &mut ended));
         for (comp, status) in ended {
             self.moved = true;
             self.inner.note_end(&status);
             self.signal(comp.as_ref(), status);
         }
-        // Members of groups wait for a limited time, too.
-        self.inner.boards.wake();
     }
 
     /// Tells ranks to hold, or to continue once there is room again.
@@ -244,31 +225,5 @@ impl Pass<'_> {
             self.moved = true;
             self.device.ordered.forget(number);
         }
-    }
-}
-
-/// Waits for copies on streams at the end of the runtime, for a limited time. A copy that does not
-/// end keeps its memory.
-#[cold]
-pub(super) fn end_copies(copies: Vec<Landing>) {
-    let until = Instant::now() + PATIENCE;
-    for mut landing in copies {
-        while landing.transfer.poll(false).is_none() && Instant::now() < until {
-            std::thread::yield_now();
-        }
-        let (comp, status) = if landing.transfer.poll(false).is_some() {
-            landing.into_status(OpError::Closed)
-        } else {
-            let Landing { transfer, op, .. } = landing;
-            tracing::warn!(
-                rank = %op.rank,
-                size = op.size,
-                "a copy on a stream has not ended: its memory stays for the stream"
-            );
-            transfer.abandon();
-            op.end(Buffer::Empty, Some(OpError::Closed))
-        };
-        // The runtime ends, so a status for a full object is dropped.
-        let _ = signal(comp.as_ref(), status);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) use queue::{Queue, object_of};
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::Completion;
 use crate::names::Rank;
-use crate::op::Ended;
+use crate::op::{Ended, Ending, Holder, PendingOp};
 use carrack_transports::contract::DownCause;
 use std::sync::Arc;
 
@@ -234,16 +234,23 @@ impl Undelivered {
         budget.charge_delivery(now);
         true
     }
+}
 
-    /// Takes the statuses of operations that are still to be signaled, for a runtime that ends.
-    /// Messages of peers are dropped.
-    pub(crate) fn end(&self) -> impl Iterator<Item = Ended> + use<> {
-        let lists = std::mem::take(&mut *self.0.lock());
-        lists.queues.into_iter().flat_map(|queue| queue.entries).filter_map(
-            |Entry { comp, what }| match what {
-                Delivery::Status(status, _) => Some((Some(comp), status)),
-                Delivery::Message { .. } | Delivery::Rts { .. } | Delivery::Fetch(..) => None,
-            },
-        )
+/// The statuses of operations that have ended, and messages of peers.
+impl Holder for Undelivered {
+    fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        let (Ending::Closing | Ending::Closed) = why else { return };
+        let entries = self.0.take().queues.into_iter().flat_map(|queue| queue.entries);
+        ended.extend(entries.filter_map(|Entry { comp, what }| match what {
+            Delivery::Status(status, _) => Some((Some(comp), status)),
+            Delivery::Message { .. } | Delivery::Rts { .. } | Delivery::Fetch(..) => None,
+        }));
+    }
+
+    /// Lists nothing: the runtime counts them.
+    fn list(&self, _: &mut dyn FnMut(PendingOp)) {}
+
+    fn count(&self) -> usize {
+        self.0.count() as usize
     }
 }

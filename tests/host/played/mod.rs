@@ -2,6 +2,7 @@
 //! messages it takes, and what else happens while a call of the transport is under way. So two
 //! threads meet in one order only.
 
+mod holders;
 mod late;
 mod transfers;
 
@@ -10,8 +11,8 @@ use crate::support::*;
 use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{
     AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event,
-    Exposed, Header, Identity, Link, Locality, Op, Payload, PeerId, PeerMemory, Polled, Reach,
-    RemotePlace, Splits, Submit, SubmitError, Transport, Unavailable,
+    Exposed, Header, Identity, Link, Locality, Op, OpToken, Payload, PeerId, PeerMemory, Polled,
+    Reach, RemotePlace, Splits, Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::copy::copy_now;
 use carrack::transports::mem::{Buffer, MemMut, PacketSource, SmallBytes};
@@ -69,6 +70,8 @@ struct Peer {
     coming: Mutex<VecDeque<Event>>,
     /// The messages that it has taken.
     taken: Mutex<Vec<Message>>,
+    /// The buffers that its link has, until its device closes.
+    given: Mutex<Vec<(OpToken, Buffer)>>,
     /// Says whether it takes a message, in the call that submits it. Without, it takes all.
     taking: Mutex<Option<Arc<Taking>>>,
     memory: OnceLock<Arc<dyn PeerMemory>>,
@@ -199,8 +202,8 @@ impl Transport for Played {
         let caps = Caps {
             am_inline: SmallBytes::MAX,
             am_copied: LONGEST,
-            am_owned: 0,
-            am_from_device: false,
+            am_owned: LONGEST,
+            am_from_device: true,
             remote_memory: self.0.exposing.lock().unwrap().is_some(),
             chunk: 4 << 20,
             locality: Locality::Network,
@@ -253,13 +256,22 @@ impl Device for PlayedDevice {
         !self.peer.may_copy.load(Ordering::SeqCst)
     }
 
-    fn close(&self) {}
+    fn close(&self) {
+        for (token, buffer) in std::mem::take(&mut *self.peer.given.lock().unwrap()) {
+            self.peer.brings(Event::Completion { token, buffer, outcome: Ok(()) });
+        }
+    }
 }
 
 impl Link for PlayedLink {
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
-        let Op::AmCopied { header, bytes: from } = op else {
-            panic!("no such operation is offered")
+        let (header, from) = match op {
+            Op::AmCopied { header, bytes } => (header, bytes),
+            Op::AmOwned { buffer, token, .. } => {
+                self.0.given.lock().unwrap().push((token, std::mem::take(buffer)));
+                return Ok(Submit::Posted);
+            }
+            _ => panic!("no such operation is offered"),
         };
         let mut bytes = vec![0; from.len()];
         copy_now(MemMut::host(&mut bytes), from).unwrap();

@@ -113,6 +113,13 @@ impl<T: Default> Waiting<T> {
     pub fn for_progress(chores: &Chores, chore: impl Into<Bit>) -> Self {
         Self { chore: Some((chores.clone(), chore.into())), ..Self::new() }
     }
+
+    /// Takes the list, and leaves an empty one.
+    pub fn take(&self) -> T {
+        let mut list = self.lock();
+        self.set_count(0);
+        std::mem::take(&mut *list)
+    }
 }
 
 impl<T> Waiting<T> {
@@ -173,9 +180,7 @@ mod models {
         if !chores.there().has(PULLS) {
             return Vec::new();
         }
-        let mut waiting = list.lock();
-        list.set_count(0);
-        std::mem::take(&mut *waiting)
+        list.take()
     }
 
     #[test]

@@ -153,9 +153,8 @@ impl Deferred for Later {
             What::Rest(_) => "room among what waits for the rank's answer",
             _ => "the event that it was ordered after",
         };
-        let OpContext { rank, tag, .. } = self.said.op;
-        let (what, size) = (self.what.name(), self.what.size() as u64);
-        PendingOp { what, rank, tag, size, waits_for: waits_for.into() }
+        let size = self.what.size() as u64;
+        PendingOp { size, ..self.said.op.pending(self.what.name(), waits_for) }
     }
 }
 

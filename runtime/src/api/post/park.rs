@@ -21,7 +21,7 @@ use std::sync::Arc;
 impl<K> Post<'_, K> {
     /// Returns `true` if the limit of waiting operations is reached.
     pub(super) fn is_full(&self) -> bool {
-        self.device_inner().ordered.count() >= self.runtime.0.settings.offers()
+        self.device_inner().ordered.len() >= self.runtime.0.settings.offers()
     }
 
     /// Parks the operation. An error returns its parameters.

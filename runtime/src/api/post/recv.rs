@@ -9,10 +9,10 @@ use crate::api::Runtime;
 use crate::api::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
 use crate::datapath::Port;
-use crate::error::{OpError, PostError, ProgressError, WaitError};
+use crate::error::{PostError, ProgressError, WaitError};
 use crate::matching::{Content, MatchingEngine, Receive, Ticket};
 use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
-use crate::op::OpContext;
+use crate::op::{Ending, Holder, OpContext};
 use crate::progress::{in_handler, told_or_cloned};
 
 /// The parameters of a receive.
@@ -223,9 +223,9 @@ impl Post<'_, Recv<'_>> {
             if runtime.any_down()
                 && let Some(cause) = runtime.down().get(&rank).cloned()
             {
-                for receive in engine.receives_from(rank) {
-                    let (comp, status) =
-                        receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
+                let mut ended = Vec::new();
+                engine.end(&Ending::Gone(rank, &cause), &mut ended);
+                for (comp, status) in ended {
                     runtime.tell(device, comp.as_ref(), status);
                 }
                 runtime.sleepers.wake();
