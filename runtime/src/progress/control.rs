@@ -94,7 +94,7 @@ impl Pass<'_> {
                 self.report(run);
             }
             Control::Atomic { swap, request } => self.asked_to_change(from, swap, request),
-            Control::Hold { room, turn } => self.device.hold(from, room, turn),
+            Control::Hold { hold, turn } => self.inner.hold(self.device, from, hold, turn),
             Control::Where { region } => self.tell_where(from, region),
             Control::Here { region, place, len } => {
                 self.device.remotes.answered(from, region, Some((place, len)));
@@ -142,7 +142,7 @@ impl<'a> Pass<'a> {
         let Run { moved, ended, arrivals, violations, .. } = run;
         self.moved |= moved;
         for (comp, status) in ended {
-            self.signal(comp.as_ref(), status);
+            self.signal_received(comp.as_ref(), status);
         }
         for (comp, status) in arrivals {
             self.signal_arrival(&comp, status);

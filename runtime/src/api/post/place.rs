@@ -4,6 +4,7 @@ use super::options::Post;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp};
 use crate::peer::route::Route;
+use crate::progress::replies_to;
 use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MemKind;
@@ -141,14 +142,15 @@ impl<K> Post<'_, K> {
             return false;
         }
         let device = self.device_inner();
+        let is_reply = || replies_to(self.runtime.0.id, self.desc.rank);
         let has_to_listen = device.deaf.has_to_listen();
         if has_to_listen {
             self.runtime.0.sleepers.wake();
         }
         has_to_listen
-            || device
-                .known_route(self.desc.rank)
-                .is_some_and(|route| route.takes_no_notifications())
+            || device.known_route(self.desc.rank).is_some_and(|route| {
+                route.takes_no_notifications() || route.is_off() && !is_reply()
+            })
     }
 }
 
