@@ -75,7 +75,7 @@ fn every_reply_is_accepted_and_the_server_keeps_few<J: Job>() {
     let (handler, refused) = replying(server);
     server.register_comp_named("requests", &handler).unwrap();
     let replies = counting(client);
-    // The client posts twice as many as it listens to, until it is told to wait.
+    // The client posts twice the messages that it takes in, until it is told to wait.
     let (mut sent, mut most, mut rounds) = (0, 0, 0);
     while rounds < 500 {
         rounds += usize::from(most > BACKLOG);

@@ -102,7 +102,7 @@ impl Carrier {
         (0..self.size).map(Rank).for_each(|peer| self.note_off(peer));
     }
 
-    /// Notes what a peer tells a device to hold.
+    /// Notes the hold that a peer tells a device.
     pub(crate) fn hold(&self, device: &Port, peer: Rank, hold: Hold, turn: u64) {
         device.hold(peer, hold, turn);
         self.note_off(peer);

@@ -334,7 +334,7 @@ impl Endpoint {
         self.known_route(rank).is_some_and(|route| route.is_held())
     }
 
-    /// Notes what a peer tells this device to hold.
+    /// Notes the hold that a peer tells this device.
     pub(crate) fn hold(&self, peer: Rank, hold: Hold, turn: u64) {
         if let Some(route) = self.route(peer) {
             route.hold(hold, turn);

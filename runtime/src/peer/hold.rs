@@ -17,7 +17,7 @@
 //! memory, or the requests of a queue pair.
 //!
 //! A reply that a handler posts to its message's sender is accepted beyond the bound of the
-//! backlog. The sender is then told XOFF: it posts nothing but replies until half of the bound is
+//! backlog. The sender is then told XOFF: it posts only replies until half of the bound is
 //! left. So a backlog exceeds its bound by the replies to what the sender has posted before it
 //! hears of that: what its backlog and the links hold.
 //!

@@ -33,7 +33,7 @@ pub(crate) struct Route {
     /// while it wants offers, and [`OFF`] while it wants replies only. Each post reads it without
     /// a lock.
     hurdles: Hurdles,
-    /// What the peer has told this device to hold.
+    /// The hold that the peer has told this device.
     hold: Mutex<Tx>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
@@ -208,7 +208,7 @@ impl Route {
         self.hurdles.has(HELD)
     }
 
-    /// Notes what the peer tells this device to hold.
+    /// Notes the hold that the peer tells this device.
     pub(crate) fn hold(&self, hold: Hold, turn: u64) {
         let mut tx = self.hold.lock();
         if tx.told(hold, turn) {
@@ -227,7 +227,7 @@ impl Route {
         self.hurdles.set(OFF, is_off);
     }
 
-    /// Returns `true` if the peer takes nothing but replies.
+    /// Returns `true` if the peer takes only replies.
     #[inline]
     pub(crate) fn is_off(&self) -> bool {
         self.hurdles.has(OFF)

@@ -30,7 +30,7 @@ pub(crate) fn replies_to(runtime: u64, rank: Rank) -> bool {
     SENDER.get() == rank.0 && RUNTIME.get() == runtime
 }
 
-/// Notes whose message is handled next, in a `guarded` call for several.
+/// Notes the sender of the next message, in a `guarded` call for several.
 #[inline(always)]
 pub(super) fn handles_message_of(rank: Rank) {
     SENDER.set(rank.0);

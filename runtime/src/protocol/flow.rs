@@ -1,17 +1,16 @@
-//! Flow control: what a receiver tells a sender to hold, and what a sender may still post.
+//! Flow control: the holds of senders, and the posts that remain allowed.
 //!
 //! ```text
 //! sender (tx)                            receiver (rx)
-//!   messages without a receive ───────►  beyond half of the budget (CARRACK_UNEXPECTED):
-//!   ◄─────────── hold (offers, turn)
-//!   RTS in the place of messages ─────►
-//!   ◄─────────────── hold (any, turn)    once a quarter is left
+//!   messages without a receive ────►     beyond half of CARRACK_UNEXPECTED:
+//!   ◄───────── hold (offers, turn)
+//!   RTS in the place of messages ──►
+//!   ◄──────────── hold (any, turn)       once a quarter is left
 //!
-//!   requests ─────────────────────────►  handlers post replies
-//!                                        one more than the backlog's bound (CARRACK_BACKLOG):
-//!   ◄─────────────── hold (XOFF, turn)
-//!   replies, and what waits already ──►
-//!   ◄──────────────── hold (XON, turn)   once half of the bound is left
+//!   requests ──────────────────────►     handlers post replies, beyond CARRACK_BACKLOG:
+//!   ◄─────────── hold (XOFF, turn)
+//!   replies, and earlier posts ────►
+//!   ◄──────────── hold (XON, turn)       once half of that is left
 //! ```
 //!
 //! A hold delays nothing that was posted. RTS take the place of messages, and XOFF refuses posts
@@ -37,11 +36,11 @@ impl Room {
     }
 }
 
-/// What a sender holds. The default is nothing.
+/// The hold of a sender. The default is none.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Hold {
     pub(crate) room: Room,
-    /// XOFF: the sender posts nothing but replies.
+    /// XOFF: the sender posts only replies.
     pub(crate) is_off: bool,
 }
 
@@ -97,7 +96,7 @@ impl Bound {
         }
     }
 
-    /// Returns `true` if a peer has to be off, with so many operations waiting for it.
+    /// Returns `true` if a peer has to be off, while `waiting` operations wait for it.
     pub(crate) fn is_off(self, waiting: usize, before: bool) -> bool {
         waiting > if before { self.0 / 2 } else { self.0 }
     }
@@ -133,14 +132,14 @@ impl Rx {
         self.told.retain(|told| told.rank != rank);
     }
 
-    /// Returns the ranks to tell, each with what it holds from now on, and the turn of these
-    /// messages. `now` returns what a rank that was told something has to hold.
+    /// Returns the ranks to tell, each with its hold from now on, and the turn of these
+    /// messages. `now` returns the hold that a rank needs, after the one that it was told.
     pub(crate) fn news(&mut self, now: impl Fn(Rank, Hold) -> Hold) -> (Vec<(Rank, Hold)>, u64) {
         self.turn += 1;
         let mut news = Vec::new();
         self.told.retain_mut(|told| {
             let mut hold = now(told.rank, told.hold);
-            // A long backlog of other messages is no reason: they may wait for what this peer posts.
+            // A long backlog of other messages is no reason: it may wait for a post of this peer.
             hold.is_off &= told.has_replies;
             if hold != told.hold {
                 news.push((told.rank, hold));
@@ -157,7 +156,7 @@ impl Rx {
     }
 }
 
-/// The sender's side: what one receiver has told it.
+/// The sender's side: the hold that one receiver has told it.
 #[derive(Default, Debug)]
 pub(crate) struct Tx {
     hold: Hold,
@@ -165,7 +164,7 @@ pub(crate) struct Tx {
 }
 
 impl Tx {
-    /// Notes what the receiver tells, and returns `true` if it counts: the latest turn does, in
+    /// Notes a hold of the receiver's, and returns `true` if it counts: the latest turn does, in
     /// any order of arrival.
     pub(crate) fn told(&mut self, hold: Hold, turn: u64) -> bool {
         let is_news = turn > self.turn;
@@ -175,7 +174,7 @@ impl Tx {
         is_news
     }
 
-    /// Returns what it holds.
+    /// Returns the hold.
     pub(crate) fn hold(&self) -> Hold {
         self.hold
     }
@@ -326,7 +325,7 @@ mod tests {
                     8 => pair.look(at, false),
                     _ => pair.receive(at),
                 }
-                // As progress does: whoever sends much takes much in, and looks.
+                // As in progress: a side that sends much takes much in, and looks.
                 if step == 3 {
                     (0..RING).for_each(|_| pair.take(at, false));
                     pair.look(at, false);

@@ -43,7 +43,7 @@ pub(crate) enum Control {
     Pieces { rx: u64, request: Request },
     /// Asks for an atomic operation.
     Atomic { swap: bool, request: Request },
-    /// What the receiver of this message holds. A later turn overrules earlier ones.
+    /// The hold of the receiver of this message. A later turn overrules earlier ones.
     Hold { hold: Hold, turn: u64 },
     /// Asks for the place of a region, for this rank's NIC.
     Where { region: u64 },

@@ -57,7 +57,7 @@ pub enum RetryReason {
     /// The peer has not started, or has not answered yet.
     Connecting,
     /// Earlier operations wait for this peer, and this one must not overtake them. Or the peer
-    /// takes nothing but replies until its own have left.
+    /// takes only replies until its own have left.
     Backlog,
     /// This device has sent much without making progress, which tells if the peer can take more.
     Unheard,

@@ -5,6 +5,8 @@ use crate::error::PostError;
 use crate::names::{Rank, RemoteComp};
 use crate::peer::route::Route;
 use crate::progress::replies_to;
+use crate::protocol::rkey::is_within;
+use crate::protocol::rma::{Mover, mover};
 use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MemKind;
@@ -48,7 +50,7 @@ impl<K> Post<'_, K> {
         };
         let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
         let room = region.len() as u64;
-        if at.checked_add(len).is_none_or(|end| end > room) {
+        if !is_within(at, len, room) {
             return Err(PostError::Outside { offset: at, len, room });
         }
         // It lies within a region of this address space.
@@ -120,9 +122,9 @@ impl<K> Post<'_, K> {
     /// Returns `true` if an operation between memory of `kind` and remote memory is a copy by the
     /// CPU at once.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
-        let imported = || self.runtime.0.mapped(place.rmr, None).ok();
-        let region = || imported()?.1.region();
-        kind.is_host() && region().is_some_and(|region| region.kind().is_host())
+        let imported = self.runtime.0.mapped(place.rmr, None).ok();
+        let region = imported.and_then(|(_, imported)| imported.region());
+        mover(region.map(Region::kind), kind) == Mover::Cpu
     }
 
     /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps

@@ -65,7 +65,7 @@ impl<'a> Outgoing<'a> {
         replies_to(self.runtime.0.id, self.desc.rank)
     }
 
-    /// Returns `true` if the peer takes nothing but replies now, and this is none. A collective's
+    /// Returns `true` if the peer takes only replies now, and this is none. A collective's
     /// message makes no handler reply.
     #[cold]
     fn is_off(&self) -> bool {
