@@ -16,6 +16,7 @@
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
 //! | `outcomes` | outcomes of operations, and errors |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
+//! | `replies` | replies of handlers are accepted, and floods of requests held back |
 //! | `ending` | runtimes and peers that end while operations are in flight |
 //! | `names` | tags, contexts and completion objects that other ranks name |
 //! | `resources` | devices, engines, pools and runtimes, several of each |
@@ -53,5 +54,6 @@ mod pieces_endings;
 mod pieces_ordeals;
 mod pieces_refused;
 mod pressure;
+mod replies;
 mod resources;
 mod waiting;

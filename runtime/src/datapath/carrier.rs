@@ -2,7 +2,7 @@
 
 use super::excess::WaitingOffers;
 use super::mapped::{Exposures, Unmapped};
-use super::port::Device;
+use super::port::{Device, Port};
 use super::words::Words;
 use crate::boards::Boards;
 use crate::comp::Status;
@@ -10,6 +10,7 @@ use crate::error::OpError;
 use crate::local::Local;
 use crate::names::Rank;
 use crate::peer::{Absent, Suspects};
+use crate::protocol::flow::Hold;
 use crate::region::Regions;
 use crate::staging::Staging;
 use crate::undelivered::Unexpected;
@@ -27,6 +28,8 @@ pub(crate) struct Carrier {
     /// Held while a device is made.
     pub(crate) making_devices: Mutex<()>,
     pub(crate) regions: Arc<Regions>,
+    /// Held while XOFF of a peer to one device is noted for all devices.
+    noting_off: Mutex<()>,
     /// Messages that wait for their receives.
     pub(crate) unexpected: Unexpected,
     pub(crate) waiting_offers: WaitingOffers,
@@ -61,6 +64,7 @@ impl Carrier {
             has_further_devices: AtomicBool::new(false),
             making_devices: Mutex::new(()),
             regions: Arc::new(Regions::new(chores)),
+            noting_off: Mutex::new(()),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),
             absent: Absent::new(),
@@ -90,6 +94,30 @@ impl Carrier {
         let mut devices = self.devices.write();
         devices.push(device);
         self.has_further_devices.store(devices.len() > 1, Ordering::Release);
+        drop(devices);
+        (0..self.size).map(Rank).for_each(|peer| self.note_off(peer));
+    }
+
+    /// Notes the hold that a peer tells a device.
+    pub(crate) fn hold(&self, device: &Port, peer: Rank, hold: Hold, turn: u64) {
+        device.hold(peer, hold, turn);
+        self.note_off(peer);
+    }
+
+    /// Notes for all devices that a peer has told XOFF to one of them, or to none any more: a
+    /// message that comes by one device may be replied to by another.
+    fn note_off(&self, peer: Rank) {
+        let _noting = self.noting_off.lock();
+        let devices = self.devices();
+        let routes = || devices.iter().filter_map(|device| device.0.known_route(peer));
+        if routes().all(|route| !route.was_told_off()) {
+            routes().for_each(|route| route.set_off(false));
+        } else {
+            devices
+                .iter()
+                .filter_map(|device| device.0.route(peer))
+                .for_each(|route| route.set_off(true));
+        }
     }
 
     /// Returns `true` if there are devices other than the default one: without the lock, as

@@ -81,10 +81,10 @@ pub enum PostError {
         /// The reason why the path is not that one.
         why: String,
     },
-    /// The peer's backlog is full.
+    /// The peer's backlog is full, or the peer takes only replies until its own have left.
     #[error(
-        "{limit} operations wait for {rank} already: call progress and submit again, use \
-        try_submit or wait, or raise CARRACK_BACKLOG"
+        "{limit} operations wait for {rank} already, or as many replies there: call progress and \
+        submit again, use try_submit or wait, or raise CARRACK_BACKLOG"
     )]
     BacklogFull {
         /// The peer.

@@ -7,6 +7,7 @@
 use crate::error::OpError;
 use crate::op::{Ended, OpContext, PendingOp};
 use crate::protocol::header::Message;
+use crate::protocol::wire::Control;
 use crate::staging::Block;
 use carrack_transports::contract::Header;
 use carrack_transports::gpu::Event;
@@ -70,6 +71,12 @@ impl Parked {
     pub(crate) fn is_of_runtime(&self) -> bool {
         Message::decode(self.header)
             .is_ok_and(|message| message.is_of_runtime() || message.is_collective())
+    }
+
+    /// Returns `true` if it overtakes everything that waits: a hold would come too late behind the
+    /// replies that it is about. Its turn tells its order.
+    pub(crate) fn goes_first(&self) -> bool {
+        Control::is_hold(self.header)
     }
 
     /// Returns `true` if no engine copies it.

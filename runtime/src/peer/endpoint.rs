@@ -11,7 +11,7 @@ use crate::error::{OpError, PostError, ResourceError};
 use crate::local::Local;
 use crate::names::{Rank, Tag};
 use crate::op::{Ended, Ending, Holder, OnLinks, OpContext, PendingOp};
-use crate::protocol::header::Room;
+use crate::protocol::flow::{Hold, Room};
 use crate::region::direct::Remotes;
 use crate::undelivered::Undelivered;
 use carrack_transports::contract::{
@@ -187,7 +187,10 @@ impl Endpoint {
         if backlog.len() >= limit {
             return Err(parked);
         }
-        backlog.push_back(parked);
+        match parked.goes_first() {
+            true => backlog.push_front(parked),
+            false => backlog.push_back(parked),
+        }
         route.set_waiting(backlog.len());
         if backlog.len() == 1 {
             let mut busy = self.busy.lock();
@@ -216,7 +219,7 @@ impl Endpoint {
             // The peer would take the message for the parent's.
             return;
         }
-        if let Some(linked) = linked.filter(|_| route.is_open()) {
+        if let Some(linked) = linked.filter(|_| route.is_open_to_replies()) {
             let op = Op::AmCopied { header, bytes: MemRef::host(payload.as_slice()) };
             if let Ok(Submit::Done | Submit::Posted) = linked.link.submit(op) {
                 return;
@@ -308,11 +311,11 @@ impl Endpoint {
         self.known_route(rank).is_some_and(|route| route.is_held())
     }
 
-    /// Notes the room that a peer has reported.
-    pub(crate) fn hold(&self, peer: Rank, room: Room, turn: u64) {
+    /// Notes the hold that a peer tells this device.
+    pub(crate) fn hold(&self, peer: Rank, hold: Hold, turn: u64) {
         if let Some(route) = self.route(peer) {
-            route.hold(room, turn);
-            if room == Room::OffersOnly {
+            route.hold(hold, turn);
+            if hold.room == Room::OffersOnly || hold.is_off {
                 self.deaf.set_refused();
             }
         }

@@ -1,4 +1,4 @@
-//! A bound on messages that wait for their receives.
+//! The ranks that a device holds, and how much it sends without listening.
 //!
 //! Small messages are sent whole, before their receiver is known to have room for them. A message
 //! to be matched waits at the receiver for its receive; an active message waits for room in its
@@ -14,59 +14,62 @@
 //! The other half is for messages that are sent before their sender hears of the hold. Each sender
 //! has a share of that half ([`Deaf`]), after which it has to make progress before it sends more.
 //! So a rank keeps its budget, plus the messages that the links to it hold: a ring of shared
-//! memory, or the requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too
-//! small for all ranks of the job is exceeded by that, too.
+//! memory, or the requests of a queue pair.
+//!
+//! A reply that a handler posts to its message's sender is accepted beyond the bound of the
+//! backlog. The sender is then told XOFF: it posts only replies until half of the bound is
+//! left. So a backlog exceeds its bound by the replies to what the sender has posted before it
+//! hears of that: what its backlog and the links hold.
+//!
+//! The decisions are those of [`flow`](crate::protocol::flow).
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
-use crate::protocol::header::Room;
-use crate::undelivered::{ENTRY, Unexpected};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
-/// Bytes that a device may send without having listened, at least and at most.
-const LEAST: usize = 16 << 10;
-const MOST: usize = 1 << 20;
+use crate::protocol::flow::{Budget, Hold, Rx};
+use crate::undelivered::ENTRY;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Ranks that a device has told, or will tell, to hold.
-pub(crate) struct Holds {
-    ranks: Waiting<Vec<(Rank, Room)>>,
-    /// Counts the messages about room, under the lock of the list: two threads may send them in
-    /// any order.
-    turns: AtomicU64,
-}
+pub(crate) struct Holds(Waiting<Rx>);
 
 impl Holds {
     pub(crate) fn new(chores: &Chores) -> Self {
-        Self { ranks: Waiting::for_progress(chores, Chore::Holds), turns: AtomicU64::new(1) }
+        Self(Waiting::for_progress(chores, Chore::Holds))
     }
 
-    /// Notes a rank, which progress will tell.
+    /// Notes a rank whose messages exceed half of the budget, which progress will tell.
     #[cold]
     pub(crate) fn add(&self, rank: Rank) {
-        let mut ranks = self.ranks.lock();
-        if !ranks.iter().any(|&(other, _)| other == rank) {
-            ranks.push((rank, Room::Any));
-            self.ranks.set_count(ranks.len());
-        }
+        self.note(rank, false);
     }
 
-    /// Returns the ranks whose room here has changed, each with its room, and the turn of these
-    /// messages. `None`: another thread does this now.
+    /// Notes a rank to which replies exceed the bound of the backlog.
     #[cold]
-    pub(crate) fn news(&self, kept: &Unexpected) -> Option<(Vec<(Rank, Room)>, u64)> {
-        let mut ranks = self.ranks.try_lock()?;
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let mut news = Vec::new();
-        ranks.retain_mut(|(rank, told)| {
-            let room = kept.room(*told);
-            if room != *told {
-                news.push((*rank, room));
-                *told = room;
-            }
-            room != Room::Any
-        });
-        self.ranks.set_count(ranks.len());
-        Some((news, turn))
+    pub(crate) fn add_replies(&self, rank: Rank) {
+        self.note(rank, true);
+    }
+
+    fn note(&self, rank: Rank, has_replies: bool) {
+        let mut rx = self.0.lock();
+        rx.note(rank, has_replies);
+        self.0.set_count(rx.len());
+    }
+
+    /// Forgets a rank that is gone.
+    pub(crate) fn forget(&self, rank: Rank) {
+        let mut rx = self.0.lock();
+        rx.forget(rank);
+        self.0.set_count(rx.len());
+    }
+
+    /// Returns the ranks to tell something new, and the turn of these messages. A thread waits for
+    /// its look: what it has just sent or received may be what a rank waits for.
+    #[cold]
+    pub(crate) fn news(&self, now: impl Fn(Rank, Hold) -> Hold) -> (Vec<(Rank, Hold)>, u64) {
+        let mut rx = self.0.lock();
+        let news = rx.news(now);
+        self.0.set_count(rx.len());
+        news
     }
 }
 
@@ -81,8 +84,7 @@ pub(crate) struct Deaf {
 
 impl Deaf {
     pub(crate) fn new(budget: usize, ranks: u32) -> Self {
-        let share = budget / 2 / ranks.saturating_sub(1).max(1) as usize;
-        let limit = share.clamp(LEAST, MOST) as u32;
+        let limit = Budget(budget).share(ranks);
         Self { bytes: AtomicU32::new(0), was_refused: AtomicBool::new(false), limit }
     }
 

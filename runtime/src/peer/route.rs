@@ -7,7 +7,7 @@ use super::shares::Shares;
 use crate::error::PostError;
 use crate::local::Local;
 use crate::names::Rank;
-use crate::protocol::header::Room;
+use crate::protocol::flow::{Hold, Room, Tx};
 use crate::protocol::select::{PathVerdict, Verdict, choose};
 use carrack_transports::contract::{
     Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
@@ -29,11 +29,12 @@ pub(crate) struct Route {
     /// The peer's end, if an operation noticed it: this may be before progress does.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// The number of waiting operations, with the flags [`DOWN`] once the peer is gone and
-    /// [`HELD`] while it wants offers. Each post reads it without a lock.
+    /// The number of waiting operations, with the flags [`DOWN`] once the peer is gone, [`HELD`]
+    /// while it wants offers, and [`OFF`] while it wants replies only. Each post reads it without
+    /// a lock.
     hurdles: Hurdles,
-    /// The turn of the peer's latest message about its room.
-    held_turn: Mutex<u64>,
+    /// The hold that the peer has told this device.
+    hold: Mutex<Tx>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
     /// The number of requests of the peer.
@@ -52,6 +53,9 @@ const DOWN: Flag = Flag::FIRST;
 /// In `hurdles`: the peer keeps too many messages already, so messages to be matched have to be
 /// offered.
 const HELD: Flag = Flag::SECOND;
+
+/// In `hurdles`: the peer has too many replies waiting already, so nothing else may be posted.
+const OFF: Flag = Flag::THIRD;
 
 /// A link, and facts about it.
 pub(crate) struct Linked {
@@ -135,7 +139,7 @@ impl Route {
             told: OnceLock::new(),
             backlog: Mutex::default(),
             hurdles: Hurdles::default(),
-            held_turn: Mutex::new(0),
+            hold: Mutex::default(),
             takes_no_notifications: AtomicBool::new(false),
             asked: AtomicU32::new(0),
             words_over: OnceLock::new(),
@@ -192,20 +196,41 @@ impl Route {
         self.hurdles.none_but(HELD)
     }
 
+    /// Returns `true` if a reply, or a message of the runtime's, can go straight to the link.
+    #[inline]
+    pub(crate) fn is_open_to_replies(&self) -> bool {
+        self.hurdles.none_but(HELD.and(OFF))
+    }
+
     /// Returns `true` if messages that will be matched have to be offered.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.hurdles.has(HELD)
     }
 
-    /// Notes the peer's room. The latest turn counts, in any order of arrival.
-    pub(crate) fn hold(&self, room: Room, turn: u64) {
-        let mut last = self.held_turn.lock();
-        if turn > *last {
-            *last = turn;
-            self.hurdles.set(HELD, room != Room::Any);
-            self.takes_no_notifications.store(room == Room::OffersOnly, Ordering::Relaxed);
+    /// Notes the hold that the peer tells this device.
+    pub(crate) fn hold(&self, hold: Hold, turn: u64) {
+        let mut tx = self.hold.lock();
+        if tx.told(hold, turn) {
+            self.hurdles.set(HELD, hold.room != Room::Any);
+            self.takes_no_notifications.store(hold.room == Room::OffersOnly, Ordering::Relaxed);
         }
+    }
+
+    /// Returns `true` if the peer has told this device XOFF.
+    pub(crate) fn was_told_off(&self) -> bool {
+        self.hold.lock().hold().is_off
+    }
+
+    /// Notes that the peer has told XOFF to this device or another one, or to none.
+    pub(crate) fn set_off(&self, is_off: bool) {
+        self.hurdles.set(OFF, is_off);
+    }
+
+    /// Returns `true` if the peer takes only replies.
+    #[inline]
+    pub(crate) fn is_off(&self) -> bool {
+        self.hurdles.has(OFF)
     }
 
     /// Returns `true` if puts and gets that notify the peer have to wait.
@@ -467,20 +492,21 @@ mod tests {
     #[test]
     fn a_peer_that_holds_is_no_obstacle_to_offers() {
         let route = Route::new(Rank(1));
-        route.hold(Room::Offers, 1);
+        let hold = |room, turn| route.hold(Hold { room, is_off: false }, turn);
+        hold(Room::Offers, 1);
         assert!(!route.is_clear() && route.is_open() && route.is_held());
         route.set_waiting(3);
         assert!(!route.is_open() && route.is_held());
-        route.hold(Room::Any, 2);
+        hold(Room::Any, 2);
         route.set_waiting(0);
         assert!(route.is_clear());
         // Two words that cross: the later one counts.
-        route.hold(Room::Any, 4);
-        route.hold(Room::OffersOnly, 3);
+        hold(Room::Any, 4);
+        hold(Room::OffersOnly, 3);
         assert!(route.is_clear() && !route.takes_no_notifications());
-        route.hold(Room::OffersOnly, 5);
+        hold(Room::OffersOnly, 5);
         assert!(route.is_held() && route.takes_no_notifications());
-        route.hold(Room::Offers, 6);
+        hold(Room::Offers, 6);
         assert!(route.is_held() && !route.takes_no_notifications());
     }
 }

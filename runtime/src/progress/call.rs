@@ -1,6 +1,6 @@
 //! One call of progress, on one device or on all.
 
-use super::signal::in_handler;
+use super::signal::{in_handler, set_runtime};
 use super::{Core, Met, NOW_AND_THEN, Pass, Scratch, keep_scratch, take_scratch};
 use crate::chores::Chore;
 use crate::comp::Snapshot;
@@ -78,6 +78,7 @@ impl Core {
         });
         if scratch.runtime != self.id {
             scratch.runtime = self.id;
+            set_runtime(self.id);
             scratch.comps = Snapshot::default();
             // The batch is empty between calls.
             let limit = self.settings.poll_batch();

@@ -9,6 +9,7 @@ use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::OpContext;
 use crate::protocol::header::Message;
+use crate::protocol::rma::{Agent, agent};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Request, Rts, Verdict};
 use crate::region::direct::Withdrawal;
@@ -94,7 +95,7 @@ impl Pass<'_> {
                 self.report(run);
             }
             Control::Atomic { swap, request } => self.asked_to_change(from, swap, request),
-            Control::Hold { room, turn } => self.device.hold(from, room, turn),
+            Control::Hold { hold, turn } => self.inner.hold(self.device, from, hold, turn),
             Control::Where { region } => self.tell_where(from, region),
             Control::Here { region, place, len } => {
                 self.device.remotes.answered(from, region, Some((place, len)));
@@ -142,7 +143,7 @@ impl<'a> Pass<'a> {
         let Run { moved, ended, arrivals, violations, .. } = run;
         self.moved |= moved;
         for (comp, status) in ended {
-            self.signal(comp.as_ref(), status);
+            self.signal_received(comp.as_ref(), status);
         }
         for (comp, status) in arrivals {
             self.signal_arrival(&comp, status);
@@ -386,14 +387,15 @@ impl Pass<'_> {
     fn asked_to_change(&mut self, from: Rank, swap: bool, request: Request) {
         let Some(slice) = self.meant(from, &request, 8) else { return };
         let Request { name: tx, first, second, .. } = request;
-        if self.inner.regions.nic_of_words(request.region).is_some() {
-            // The remote key says so: this one was damaged.
-            tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the \
-                NIC's");
-            return self.finish(from, tx, Verdict::Failed);
-        }
-        match slice.kind() {
-            MemKind::Device(_) => {
+        let is_nics = self.inner.regions.nic_of_words(request.region).is_some();
+        match agent(is_nics, Some(slice.kind())) {
+            Agent::Nic => {
+                // The remote key says so: this one was damaged.
+                tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the \
+                    NIC's");
+                self.finish(from, tx, Verdict::Failed);
+            }
+            Agent::Owner => {
                 let change = if swap {
                     Change::Swap { expected: first, new: second }
                 } else {
@@ -405,9 +407,7 @@ impl Pass<'_> {
                     Err(verdict) => self.finish(from, tx, verdict),
                 }
             }
-            // No such memory is registered.
-            MemKind::Managed(_) | MemKind::Unknown => self.finish(from, tx, Verdict::Failed),
-            MemKind::Host | MemKind::Pinned => {
+            Agent::Cpu => {
                 let (region, offset) = (slice.region(), slice.offset());
                 let held = if swap {
                     region.compare_swap(offset, first, second)

@@ -1,6 +1,6 @@
 //! Carries out the actions of events, outside all locks.
 
-use super::signal::{guarded, panicked};
+use super::signal::{guarded, handles_message_of, panicked};
 use super::{Found, Meeting, Met, Pass, Scratch};
 use crate::boards::Note;
 use crate::comp::{Completion, Snapshot};
@@ -53,9 +53,10 @@ impl Pass<'_> {
                         let (name, tag) = Message::am(*header);
                         let Some(comp) = comps.get(name) else { return };
                         let size = bytes.as_slice().len();
-                        let status =
-                            arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
+                        let from = self.device.rank_of(*from);
+                        let status = arrival(from, tag, size, Buffer::Small(*bytes));
                         next += 1;
+                        handles_message_of(from);
                         if let Err(status) = comp.signal(status) {
                             full = Some((comp.clone(), status, About::Whole));
                             return;
@@ -79,11 +80,12 @@ impl Pass<'_> {
                                 return;
                             };
                             next += 1;
-                            if let Some(Meeting::Over(Some(comp), status)) = place.take()
-                                && let Err(status) = comp.signal(status)
-                            {
-                                full = Some((comp, status, About::Operation));
-                                return;
+                            if let Some(Meeting::Over(Some(comp), status)) = place.take() {
+                                handles_message_of(status.rank);
+                                if let Err(status) = comp.signal(status) {
+                                    full = Some((comp, status, About::Received));
+                                    return;
+                                }
                             }
                         }
                         Some(Found::Nonsense) | None => return,
@@ -139,7 +141,7 @@ impl Pass<'_> {
         match Found::of(*mark) {
             Some(Found::Met(at)) => match met.take(at) {
                 Some(Meeting::Pair(message, receive)) => self.land(message, receive),
-                Some(Meeting::Over(comp, status)) => self.signal(comp.as_ref(), status),
+                Some(Meeting::Over(comp, status)) => self.signal_received(comp.as_ref(), status),
                 None => {}
             },
             Some(Found::Kept) => {}
@@ -190,7 +192,7 @@ impl Pass<'_> {
     /// Lands a message that has met its receive.
     fn land(&mut self, message: Unexpected, receive: Receive) {
         if let Some((comp, status)) = self.device.land(self.inner, message, receive) {
-            self.signal(comp.as_ref(), status);
+            self.signal_received(comp.as_ref(), status);
         }
     }
 

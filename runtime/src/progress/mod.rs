@@ -28,7 +28,7 @@ mod wait;
 pub(crate) use self::core::Core;
 use found::Found;
 pub use pending::Pending;
-pub(crate) use signal::in_handler;
+pub(crate) use signal::{in_handler, replies_to};
 pub(crate) use thread::ProgressThread;
 pub(crate) use wait::Sleep;
 

@@ -7,13 +7,38 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+/// Stands for a rank: this thread runs no code of the user's, or for no message.
+const OUTSIDE: u32 = u32::MAX;
+const NO_MESSAGE: u32 = u32::MAX - 1;
+
 thread_local! {
-    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
+    /// The sender of the message for which this thread runs code of the user's.
+    static SENDER: Cell<u32> = const { Cell::new(OUTSIDE) };
+    /// The runtime that made progress last on this thread.
+    static RUNTIME: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Returns `true` if this thread is inside a completion object's `signal`.
 pub(crate) fn in_handler() -> bool {
-    IN_HANDLER.get()
+    SENDER.get() != OUTSIDE
+}
+
+/// Returns `true` if this thread is inside the `signal` for a message of `rank` to this runtime: a
+/// post to `rank` is a reply.
+#[cold]
+pub(crate) fn replies_to(runtime: u64, rank: Rank) -> bool {
+    SENDER.get() == rank.0 && RUNTIME.get() == runtime
+}
+
+/// Notes the sender of the next message, in a `guarded` call for several.
+#[inline(always)]
+pub(super) fn handles_message_of(rank: Rank) {
+    SENDER.set(rank.0);
+}
+
+/// Notes the runtime that makes progress.
+pub(super) fn set_runtime(runtime: u64) {
+    RUNTIME.set(runtime);
 }
 
 /// The reason why a status could not be given to its completion object.
@@ -22,9 +47,28 @@ pub(crate) enum SignalError {
     Panicked(ProgressError),
 }
 
-/// Gives a status to a completion object: the one place where users' code is called.
+/// Gives the status of an operation to a completion object.
 #[inline]
 pub(crate) fn signal(
+    comp: Option<&Arc<dyn Completion>>,
+    status: Status,
+) -> Result<(), SignalError> {
+    give(NO_MESSAGE, comp, status)
+}
+
+/// Gives the status of a peer's message to a completion object.
+#[inline]
+pub(super) fn signal_message(
+    comp: Option<&Arc<dyn Completion>>,
+    status: Status,
+) -> Result<(), SignalError> {
+    give(status.rank.0, comp, status)
+}
+
+/// Gives a status to a completion object: the one place where users' code is called.
+#[inline(always)]
+fn give(
+    sender: u32,
     comp: Option<&Arc<dyn Completion>>,
     status: Status,
 ) -> Result<(), SignalError> {
@@ -35,7 +79,7 @@ pub(crate) fn signal(
         return Ok(());
     };
     let rank = status.rank;
-    match guarded(|| comp.signal(status)) {
+    match guarded_for(sender, || comp.signal(status)) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(status)) => Err(SignalError::Full(comp.clone(), Box::new(status))),
         Err(panic) => Err(SignalError::Panicked(panicked(rank, panic.as_ref()))),
@@ -45,9 +89,17 @@ pub(crate) fn signal(
 /// Calls users' code. Functions that it must not call can test for this, and a panic stops here.
 #[inline(always)]
 pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
-    let outer = IN_HANDLER.replace(true);
+    guarded_for(NO_MESSAGE, call)
+}
+
+#[inline(always)]
+fn guarded_for<R>(
+    sender: u32,
+    call: impl FnOnce() -> R,
+) -> Result<R, Box<dyn std::any::Any + Send>> {
+    let outer = SENDER.replace(sender);
     let result = catch_unwind(AssertUnwindSafe(call));
-    IN_HANDLER.set(outer);
+    SENDER.set(outer);
     result
 }
 

@@ -1,6 +1,6 @@
 //! Signals completion objects, and retries deliveries that wait for them.
 
-use super::signal::{SignalError, signal};
+use super::signal::{SignalError, signal, signal_message};
 use super::{Core, Pass};
 use crate::comp::{Completion, Status};
 use crate::datapath::{Lined, Port, arrival};
@@ -16,6 +16,12 @@ impl Pass<'_> {
     /// Tells a completion object of the end of an operation of this rank's.
     pub(crate) fn signal(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
         self.tell_or_keep(comp, status, About::Operation);
+    }
+
+    /// Tells a completion object of the end of a receive, or of another operation that a peer has
+    /// ended.
+    pub(crate) fn signal_received(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
+        self.tell_or_keep(comp, status, About::Received);
     }
 
     /// Signals a completion object for a message of a peer, except for an active message that came
@@ -40,7 +46,11 @@ impl Pass<'_> {
         {
             return self.keep_behind(comp, status, about);
         }
-        match signal(comp, status) {
+        let given = match about {
+            About::Operation => signal(comp, status),
+            _ => signal_message(comp, status),
+        };
+        match given {
             Ok(()) => {}
             Err(SignalError::Full(comp, status)) => self.keep_refused(&comp, *status, about),
             Err(SignalError::Panicked(error)) => self.complain(error),
@@ -70,7 +80,7 @@ impl Pass<'_> {
             Some(comp) if self.device.undelivered.is_waited_for(comp) => {
                 (comp.clone(), status, None)
             }
-            _ => match signal(comp, status) {
+            _ => match signal_message(comp, status) {
                 Ok(()) => return,
                 Err(SignalError::Full(comp, status)) => (comp, *status, Some(Obstacle::Full)),
                 Err(SignalError::Panicked(error)) => return self.complain(error),
@@ -119,7 +129,7 @@ impl Pass<'_> {
                 let kept = self.charge(from, Kept::buffer(&buffer));
                 return Delivery::Status(Status { buffer, ..status }, Some(kept));
             }
-            (About::Operation, buffer) => {
+            (About::Operation | About::Received, buffer) => {
                 // The buffer is the user's, but a peer may have caused the status by a put that
                 // notifies.
                 let kept = self.charge(from, Kept::STATUS);
@@ -260,6 +270,7 @@ impl Pass<'_> {
     /// Tries a delivery once more. Gives it back with the reason if it still has to wait.
     fn deliver_again(&mut self, entry: Entry) -> Option<(Entry, Obstacle)> {
         let Entry { comp, what } = entry;
+        let is_fetched = matches!(what, Delivery::Fetch(..));
         let (status, kept) = match what {
             Delivery::Status(status, kept) => (status, kept),
             Delivery::Message { from, tag, payload, kept } => {
@@ -291,7 +302,12 @@ impl Pass<'_> {
             }
             Delivery::Fetch(fetch, _) => (fetch.take()?, None),
         };
-        match signal(Some(&comp), status) {
+        // What has no cost is no message of a peer's.
+        let given = match (kept, is_fetched) {
+            (None, false) => signal(Some(&comp), status),
+            _ => signal_message(Some(&comp), status),
+        };
+        match given {
             Ok(()) => None,
             Err(SignalError::Full(_, status)) => {
                 Some((Entry { comp, what: Delivery::Status(*status, kept) }, Obstacle::Full))

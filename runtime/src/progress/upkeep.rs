@@ -7,6 +7,7 @@ use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
+use crate::protocol::flow::{Bound, Hold};
 use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
@@ -132,6 +133,7 @@ impl Pass<'_> {
         tracing::info!(%rank, device = self.device.index, %cause, "peer down");
         self.device.transfers.introduced.forget(rank);
         self.device.remotes.forget(rank);
+        self.device.holds.forget(rank);
         for (_, domain) in &self.inner.domains {
             domain.somebody_has_gone();
         }
@@ -179,9 +181,16 @@ impl Pass<'_> {
     /// Tells ranks to hold, or to continue once there is room again.
     #[cold]
     pub(super) fn move_holds(&self) {
-        let Some((news, turn)) = self.device.holds.news(&self.inner.unexpected) else { return };
-        for (rank, room) in news {
-            self.device.control(self.inner, rank, Control::Hold { room, turn });
+        let (inner, device) = (self.inner, self.device);
+        let bound = Bound(inner.settings.backlog());
+        let now = |rank, told: Hold| {
+            let waiting = device.known_route(rank).map_or(0, |route| route.waiting());
+            let is_off = bound.is_off(waiting, told.is_off);
+            Hold { room: inner.unexpected.room(told.room), is_off }
+        };
+        let (news, turn) = device.holds.news(now);
+        for (rank, hold) in news {
+            device.control(inner, rank, Control::Hold { hold, turn });
         }
     }
 

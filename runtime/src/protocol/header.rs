@@ -183,23 +183,6 @@ pub(super) fn unknown(header: Header) -> String {
     format!("a header of {:#018x}", header.0[0])
 }
 
-/// The room at a receiver that keeps messages.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Room {
-    /// Any message.
-    Any = 0,
-    /// Offers of messages, and notifications.
-    Offers = 1,
-    /// Offers of messages, and no notifications of puts and gets.
-    OffersOnly = 2,
-}
-
-impl Room {
-    pub(super) fn of(code: u64) -> Option<Self> {
-        [Self::Any, Self::Offers, Self::OffersOnly].into_iter().find(|room| *room as u64 == code)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,8 @@
 //! A transfer has two names, each given by the side that uses it: `tx` of the sender, and `rx` of
 //! the receiver.
 
-use super::header::{CONTROL, Room, addressed, to, unknown};
+use super::flow::{Hold, Room};
+use super::header::{CONTROL, addressed, to, unknown};
 use crate::error::OpError;
 use crate::names::{Rank, RemoteComp, Tag};
 use carrack_transports::contract::{Header, RemotePlace};
@@ -42,8 +43,8 @@ pub(crate) enum Control {
     Pieces { rx: u64, request: Request },
     /// Asks for an atomic operation.
     Atomic { swap: bool, request: Request },
-    /// The room at its sender. A later turn overrules earlier ones.
-    Hold { room: Room, turn: u64 },
+    /// The hold of the receiver of this message. A later turn overrules earlier ones.
+    Hold { hold: Hold, turn: u64 },
     /// Asks for the place of a region, for this rank's NIC.
     Where { region: u64 },
     /// The place of a region of `len` bytes.
@@ -102,7 +103,10 @@ impl Control {
             Self::Get { comp, tag, request } => (to(GET, comp, tag), request.encode()),
             Self::Pieces { rx, request } => (Header([PIECES, rx]), request.encode()),
             Self::Atomic { swap, request } => (Header([ATOMIC, u64::from(swap)]), request.encode()),
-            Self::Hold { room, turn } => (Header([HOLD, turn << 2 | room as u64]), words([])),
+            Self::Hold { hold: Hold { room, is_off }, turn } => {
+                let code = u64::from(is_off) << 2 | room as u64;
+                (Header([HOLD, turn << 3 | code]), words([]))
+            }
             Self::Where { region } => (Header([WHERE, region]), words([])),
             Self::Here { region, place: RemotePlace { addr, key }, len } => {
                 (Header([HERE, region]), words([addr, key, len]))
@@ -175,7 +179,8 @@ impl Control {
             HOLD => {
                 let [] = read(payload)?;
                 let room = Room::of(name & 0b11).ok_or("a hold of no kind")?;
-                Self::Hold { room, turn: name >> 2 }
+                let hold = Hold { room, is_off: name & 0b100 != 0 };
+                Self::Hold { hold, turn: name >> 3 }
             }
             HERE => {
                 let [addr, key, len] = read(payload)?;
@@ -192,6 +197,11 @@ impl Control {
             }
             _ => return Err(unknown(header)),
         })
+    }
+
+    /// Returns `true` if the header is that of a hold.
+    pub(crate) fn is_hold(header: Header) -> bool {
+        header.0[0] == HOLD
     }
 
     /// Returns `true` if the receiver has to act on a request in it.
@@ -440,7 +450,7 @@ mod tests {
                 Control::Get { comp, tag, request },
                 Control::Pieces { rx: c, request },
                 Control::Atomic { swap, request },
-                Control::Hold { room: Room::Offers, turn: a >> 2 },
+                Control::Hold { hold: Hold { room: Room::Offers, is_off: swap }, turn: a >> 3 },
                 Control::Where { region: a },
                 Control::Here { region: a, place, len: c },
                 Control::Nowhere { region: a },

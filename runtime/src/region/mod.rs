@@ -19,6 +19,7 @@ pub use still_in_use::StillInUse;
 pub(crate) use table::{Refusal, Regions};
 
 use crate::names::Rank;
+use crate::protocol::rkey::{Key, Part, number};
 use std::sync::Arc;
 use table::Keys;
 
@@ -45,9 +46,14 @@ impl Mr {
     /// [bytes](RemoteKey::to_bytes); [`Group::exchange_keys`](crate::Group::exchange_keys) gives
     /// each rank those of all others.
     pub fn remote_key(&self) -> RemoteKey {
-        let number = (self.index, self.generation);
-        let (len, keys) = (self.region.len() as u64, self.keys.named());
-        RemoteKey::new((self.job, self.rank), number, len, keys, self.nic)
+        let key = Key {
+            job: Some(self.job),
+            owner: self.rank,
+            number: number((self.index, self.generation)),
+            keys: self.keys.named(),
+            nic: self.nic.map(str::to_owned),
+        };
+        RemoteKey::new(key, Part { offset: 0, len: self.region.len() as u64 })
     }
 
     /// Returns the memory.

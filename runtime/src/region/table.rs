@@ -4,6 +4,7 @@ use super::direct::AllTold;
 use super::{Region, RegionSlice};
 use crate::chores::Chores;
 use crate::error::RegisterError;
+use crate::protocol::rkey::{number, of_number};
 use carrack_transports::contract::{Exported, Exposed, WireKey};
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -87,11 +88,6 @@ impl Keys {
     }
 }
 
-/// Returns a region's number in messages: its index, and its generation in the upper half.
-fn number(index: u32, generation: u32) -> u64 {
-    u64::from(generation) << 32 | u64::from(index)
-}
-
 /// The reason why another rank's operation is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
@@ -152,7 +148,7 @@ impl Regions {
         self.by_nic.fetch_sub(count_by_nic(&gone), Ordering::Relaxed);
         drop(slots);
         if gone.is_some() {
-            self.told.withdraw(number(index, generation));
+            self.told.withdraw(number((index, generation)));
         }
         drop(gone);
     }
@@ -164,7 +160,9 @@ impl Regions {
         let mut slots = self.slots();
         let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
         let gone: Vec<_> = reached
-            .filter_map(|(slot, index)| Some((slot.region.take()?, number(index, slot.generation))))
+            .filter_map(|(slot, index)| {
+                Some((slot.region.take()?, number((index, slot.generation))))
+            })
             .collect();
         self.by_nic.fetch_sub(count_by_nic(gone.iter().map(|(one, _)| one)), Ordering::Relaxed);
         drop(slots);
@@ -182,7 +180,7 @@ impl Regions {
         if self.by_nic.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let (index, generation) = of_number(number);
         let slots = self.slots();
         let slot = slots.get(index as usize).filter(|slot| slot.generation == generation)?;
         slot.region.as_ref()?.words.clone()
@@ -196,7 +194,7 @@ impl Regions {
 
     /// Returns a part of a region, by its number in messages.
     pub(crate) fn find(&self, number: u64, offset: u64, len: u64) -> Result<RegionSlice, Refusal> {
-        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let (index, generation) = of_number(number);
         let slots = self.slots();
         let slot = slots.get(index as usize).filter(|slot| slot.generation == generation);
         let region = &slot.and_then(|slot| slot.region.as_ref()).ok_or(Refusal::Stale)?.region;
@@ -221,8 +219,6 @@ mod tests {
     #[test]
     fn a_number_finds_its_region_and_no_other() {
         let regions = Regions::new(&Chores::default());
-        let number =
-            |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
         let insert = |len| {
             let (index, generation, _) = regions.insert(Region::host(len), None).unwrap();
             (index, generation)
@@ -254,7 +250,7 @@ mod tests {
         let numbers = parts.map(|part| {
             let (index, generation, keys) = regions.insert(part, None).unwrap();
             keys.add("transport", Exported::new(WireKey(vec![1]), ()));
-            (u64::from(generation) << 32 | u64::from(index), keys)
+            (number((index, generation)), keys)
         });
         let stand = || numbers.each_ref().map(|(number, _)| regions.find(*number, 0, 1).is_ok());
         assert_eq!(regions.withdraw(&(whole.addr() + 30..whole.addr() + 99)), 0);

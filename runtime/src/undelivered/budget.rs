@@ -1,6 +1,6 @@
 //! The budget of messages that wait for their receives, or for room in their completion objects.
 
-use crate::protocol::header::Room;
+use crate::protocol::flow::{Budget, Room};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ pub(crate) struct Unexpected {
     bytes: AtomicUsize,
     /// Bytes of those that wait for room in a completion object.
     undelivered: AtomicUsize,
-    budget: usize,
+    budget: Budget,
     /// Packets among them: incoming messages need packets, too.
     packets: AtomicUsize,
     packet_size: usize,
@@ -49,7 +49,7 @@ impl Kept {
 
 impl Unexpected {
     pub(crate) fn new(budget: usize, packet_size: usize) -> Self {
-        let bytes = AtomicUsize::new(0);
+        let (bytes, budget) = (AtomicUsize::new(0), Budget(budget));
         let (undelivered, packets) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Self { bytes, undelivered, budget, packets, packet_size }
     }
@@ -72,7 +72,7 @@ impl Unexpected {
         if kept.in_packet {
             self.packets.fetch_add(1, Ordering::Relaxed);
         }
-        self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes > self.budget / 2
+        self.budget.is_short(self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes)
     }
 
     /// Subtracts a cost.
@@ -116,15 +116,8 @@ impl Unexpected {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the room for a rank that was told `before`. A closed window opens when three
-    /// quarters of the budget are free.
+    /// Returns the room for a rank that was told `before`.
     pub(crate) fn room(&self, before: Room) -> Room {
-        let undelivered = self.undelivered.load(Ordering::Relaxed);
-        let most = if before == Room::OffersOnly { self.budget / 4 } else { self.budget / 2 };
-        match self.bytes() {
-            kept if kept <= self.budget / 4 => Room::Any,
-            _ if undelivered > most => Room::OffersOnly,
-            _ => Room::Offers,
-        }
+        self.budget.room((self.bytes(), self.undelivered.load(Ordering::Relaxed)), before)
     }
 }

@@ -54,6 +54,8 @@ impl Completion for Fetch {
 pub(crate) enum About {
     /// An operation of this rank's.
     Operation,
+    /// A receive of this rank's, or another operation that a peer has ended.
+    Received,
     /// A message or a notification of a peer's, whose bytes are in the buffer that they were
     /// fetched or written to.
     Arrival,

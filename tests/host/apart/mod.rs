@@ -7,7 +7,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `messages` | operation × completion × matching × size × buffer, in all pairs, both ways |
-//! | `order` | many messages both ways at once come in the order in which they were sent |
+//! | `order` | many messages both ways at once come in the order in which they were sent; floods |
 //! | `memory` | puts, gets, signals, atomic operations, flushes, and a registration that ends |
 //! | `together` | barriers, allgathers, broadcasts |
 //! | `ends` | messages that are too long, and a rank that goes |
@@ -34,6 +34,9 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 
 const SIZE: u32 = 2;
+
+/// A role whose ranks have a tiny backlog.
+const FLOOD: &str = "ranks_that_flood_each_other_with_requests_get_every_reply";
 
 /// Transport between the two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +76,7 @@ apart! {
     6: both_meet_and_are_told_the_same,
     7: a_message_that_is_too_long_fails_and_writes_nothing,
     8: what_was_sent_before_a_rank_went_arrives_and_what_it_would_have_sent_fails,
+    9: ranks_that_flood_each_other_with_requests_get_every_reply,
 }
 
 /// Plays the role of a rank. Without a role it does nothing.
@@ -94,6 +98,7 @@ fn a_rank_in_its_role() {
         "what_was_sent_before_a_rank_went_arrives_and_what_it_would_have_sent_fails" => {
             return ends::goes(me);
         }
+        FLOOD => order::flood(&me),
         other => panic!("no role {other}"),
     }
     me.meet();
@@ -153,6 +158,7 @@ impl Me {
             _ if between == Between::SimulatedNic as u64 => OverSimulatedNic::settings(),
             _ => OverVerbs::settings().setting("verbs_device", device()),
         };
+        let settings = if role.name == FLOOD { settings.backlog(4) } else { settings };
         let settings = settings.build_from_vars(NEVER_GIVES_UP).unwrap();
         let runtime = role.runtime_with(settings);
         let notes = Sink::keeping();

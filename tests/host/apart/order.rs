@@ -3,7 +3,9 @@
 use super::{Me, by_context};
 use crate::support::sink::{Sink, Sort};
 use crate::support::{pattern, posted, until};
-use carrack::{Rank, Tag, UserContext};
+use carrack::{Handler, PostError, Rank, RemoteComp, Tag, UserContext};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const COUNT: u64 = 1000;
 
@@ -68,4 +70,40 @@ pub(crate) fn both_ways(me: &Me) {
         sent.take();
         me.meet();
     }
+}
+
+/// Both submit requests as fast as their backlogs take them. A handler replies to each, also while
+/// the backlog is full.
+pub(crate) fn flood(me: &Me) {
+    const REQUESTS: RemoteComp = RemoteComp::named("requests");
+    const REPLIES: RemoteComp = RemoteComp::named("replies");
+    const FLOODS: u64 = 20 * COUNT;
+    let (refused, replied) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (refusals, replies) = (refused.clone(), replied.clone());
+    let reply = me.runtime.handler(move |runtime, status| {
+        let bytes = status.bytes().unwrap().to_vec();
+        let sent = runtime.post_am(status.rank, bytes, REPLIES).tag(status.tag).submit();
+        refusals.fetch_add(u64::from(sent.is_err()), Ordering::Relaxed);
+    });
+    let own = (me.seed, me.runtime.rank());
+    let request = move |number| pattern(own.0 ^ u64::from(own.1.0) << 32 ^ number, size(number));
+    let check = Handler::new(move |status| {
+        assert!(status.bytes().unwrap() == request(status.tag.0), "reply {:?}", status.tag);
+        replies.fetch_add(1, Ordering::Relaxed);
+    });
+    me.runtime.register_comp_named("requests", &reply).unwrap();
+    me.runtime.register_comp_named("replies", &check).unwrap();
+    me.meet();
+    let mut most = 0;
+    for number in 0..FLOODS {
+        let mut post = me.runtime.post_am(me.peer, request(number), REQUESTS).tag(Tag(number));
+        while let Err(error) = post.submit() {
+            assert!(matches!(error, PostError::BacklogFull { .. }), "{error}");
+            me.runtime.progress().unwrap();
+            most = most.max(me.runtime.pending().operations.len());
+        }
+    }
+    until(me.all(), || replied.load(Ordering::Relaxed) == FLOODS);
+    assert_eq!(refused.load(Ordering::Relaxed), 0, "replies that were refused");
+    assert!(most < FLOODS as usize / 2, "{most} waited at a time");
 }

@@ -1,13 +1,13 @@
-//! A count and two flags in one word.
+//! A count and three flags in one word.
 
 use super::primitives::{AtomicU32, Ordering};
 
-/// Obstacles: the number of waiting operations, which the holder of their lock sets, and two flags
-/// that any thread raises. One load, without a lock, finds that there are none.
+/// Obstacles: the number of waiting operations, which the holder of their lock sets, and three
+/// flags that any thread raises. One load, without a lock, finds that there are none.
 #[derive(Default, Debug)]
 pub struct Hurdles(AtomicU32);
 
-/// One of the two flags of [`Hurdles`].
+/// One of the three flags of [`Hurdles`], or several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flag(u32);
 
@@ -16,9 +16,16 @@ impl Flag {
     pub const FIRST: Self = Self(1 << 31);
     /// The second flag.
     pub const SECOND: Self = Self(1 << 30);
+    /// The third flag.
+    pub const THIRD: Self = Self(1 << 29);
+
+    /// Returns these flags and others.
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 }
 
-const FLAGS: u32 = Flag::FIRST.0 | Flag::SECOND.0;
+const FLAGS: u32 = Flag::FIRST.and(Flag::SECOND).and(Flag::THIRD).0;
 
 impl Hurdles {
     /// Returns `true` if there are no obstacles.
@@ -27,7 +34,7 @@ impl Hurdles {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Returns `true` if there are no obstacles except possibly one flag.
+    /// Returns `true` if there are no obstacles except possibly these flags.
     #[inline]
     pub fn none_but(&self, flag: Flag) -> bool {
         self.0.load(Ordering::Acquire) & !flag.0 == 0
@@ -101,10 +108,13 @@ mod tests {
         hurdles.set_count(usize::MAX);
         assert!(!hurdles.none() && !hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
         hurdles.set(Flag::FIRST, true);
-        assert_eq!(hurdles.count(), (1 << 30) - 1);
+        assert_eq!(hurdles.count(), (1 << 29) - 1);
         hurdles.set_count(0);
         assert!(!hurdles.none() && hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
         assert!(hurdles.none_but(Flag::FIRST) && !hurdles.none_but(Flag::SECOND));
+        hurdles.set(Flag::THIRD, true);
+        assert!(!hurdles.none_but(Flag::FIRST) && hurdles.none_but(Flag::FIRST.and(Flag::THIRD)));
+        hurdles.set(Flag::THIRD, false);
         hurdles.set(Flag::FIRST, false);
         assert!(hurdles.none());
     }

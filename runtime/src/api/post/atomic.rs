@@ -16,8 +16,9 @@ use crate::comp::Completion;
 use crate::datapath::Flush;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
+use crate::protocol::rma::{Agent, agent};
 use crate::protocol::wire::word;
-use crate::region::{AtomicError, RemoteKey};
+use crate::region::{AtomicError, Region, RemoteKey};
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 
@@ -111,14 +112,11 @@ impl Post<'_, Atomic<'_>> {
             return self.begin_by_nic(transport, comp);
         }
         let mapped = self.remote(place, 8, None)?;
-        if let Some((region, offset)) = mapped
-            && matches!(region.kind(), MemKind::Device(_))
-        {
-            self.check_device_word(region.addr(), offset)?;
-        }
-        let Some((region, offset)) =
-            mapped.filter(|(region, _)| !matches!(region.kind(), MemKind::Device(_)))
-        else {
+        let by_cpu = |(region, _): &(&Region, _)| agent(false, Some(region.kind())) == Agent::Cpu;
+        let Some((region, offset)) = mapped.filter(by_cpu) else {
+            if let Some((region, offset)) = mapped {
+                self.check_device_word(region.addr(), offset)?;
+            }
             return Ok(match *operation {
                 Operation::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
                 Operation::CompareSwap { expected, new } => {

@@ -9,6 +9,7 @@ use crate::error::PostError;
 use crate::names::RemoteComp;
 use crate::op::{Next, OnLink};
 use crate::peer::route::Linked;
+use crate::protocol::rkey::is_within;
 use crate::protocol::wire::Control;
 use crate::region::direct::{Knowledge, Remote};
 use carrack_transports::contract::{Link, Op, OpToken, RemotePlace, Submit, SubmitError};
@@ -63,7 +64,7 @@ impl<K> Post<'_, K> {
             Knowledge::Place(at, room) => (at, room),
         };
         let offset = place.rmr.offset() + place.offset;
-        if offset.checked_add(len).is_none_or(|end| end > room) {
+        if !is_within(offset, len, room) {
             return Err(PostError::Outside { offset, len, room });
         }
         Ok(Some(RemotePlace { addr: at.addr.wrapping_add(offset), key: at.key }))

@@ -56,7 +56,8 @@ pub enum RetryReason {
     NoPacket,
     /// The peer has not started, or has not answered yet.
     Connecting,
-    /// Earlier operations wait for this peer, and this one must not overtake them.
+    /// Earlier operations wait for this peer, and this one must not overtake them. Or the peer
+    /// takes only replies until its own have left.
     Backlog,
     /// This device has sent much without making progress, which tells if the peer can take more.
     Unheard,

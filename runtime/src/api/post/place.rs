@@ -4,6 +4,9 @@ use super::options::Post;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp};
 use crate::peer::route::Route;
+use crate::progress::replies_to;
+use crate::protocol::rkey::is_within;
+use crate::protocol::rma::{Mover, mover};
 use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MemKind;
@@ -47,7 +50,7 @@ impl<K> Post<'_, K> {
         };
         let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
         let room = region.len() as u64;
-        if at.checked_add(len).is_none_or(|end| end > room) {
+        if !is_within(at, len, room) {
             return Err(PostError::Outside { offset: at, len, room });
         }
         // It lies within a region of this address space.
@@ -119,9 +122,9 @@ impl<K> Post<'_, K> {
     /// Returns `true` if an operation between memory of `kind` and remote memory is a copy by the
     /// CPU at once.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
-        let imported = || self.runtime.0.mapped(place.rmr, None).ok();
-        let region = || imported()?.1.region();
-        kind.is_host() && region().is_some_and(|region| region.kind().is_host())
+        let imported = self.runtime.0.mapped(place.rmr, None).ok();
+        let region = imported.and_then(|(_, imported)| imported.region());
+        mover(region.map(Region::kind), kind) == Mover::Cpu
     }
 
     /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
@@ -141,14 +144,15 @@ impl<K> Post<'_, K> {
             return false;
         }
         let device = self.device_inner();
+        let is_reply = || replies_to(self.runtime.0.id, self.desc.rank);
         let has_to_listen = device.deaf.has_to_listen();
         if has_to_listen {
             self.runtime.0.sleepers.wake();
         }
         has_to_listen
-            || device
-                .known_route(self.desc.rank)
-                .is_some_and(|route| route.takes_no_notifications())
+            || device.known_route(self.desc.rank).is_some_and(|route| {
+                route.takes_no_notifications() || route.is_off() && !is_reply()
+            })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::progress::Core;
 use crate::progress::in_handler;
+use crate::protocol::rma::{Mover, mover};
 use crate::protocol::rndv::Ask;
 use crate::protocol::wire::{Control, Request};
 use crate::region::{Region, RemoteKey};
@@ -270,8 +271,7 @@ impl Post<'_, Put<'_>> {
             return Ok(BUSY);
         }
         if let Some((region, at)) = remote
-            && region.kind().is_host()
-            && buffer.kind().is_host()
+            && mover(Some(region.kind()), buffer.kind()) == Mover::Cpu
             && let Some(target) = region.part_mut(at, size)
         {
             copy_now(target, buffer.view()).map_err(PostError::Memory)?;
@@ -473,7 +473,7 @@ impl Post<'_, Get<'_>> {
     ) -> Result<Outcome, PostError> {
         let place = self.kind.place;
         let Some(buffer) = self.kind.buffer.as_mut() else { return Err(PostError::Spent) };
-        let (size, is_host) = (buffer.len(), buffer.kind().is_host());
+        let (size, local) = (buffer.len(), buffer.kind());
         let near = buffer.gpu().cloned();
         if buffer.view_mut().is_none() {
             return Err(PostError::ReadOnly("Bytes"));
@@ -483,8 +483,7 @@ impl Post<'_, Get<'_>> {
             return Ok(BUSY);
         }
         if let Some((region, at)) = remote
-            && region.kind().is_host()
-            && is_host
+            && mover(Some(region.kind()), local) == Mover::Cpu
             && let Some(source) = region.part(at, size)
             && let Some(target) = self.kind.buffer.as_mut().and_then(Buffer::view_mut)
         {

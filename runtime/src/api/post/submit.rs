@@ -62,7 +62,8 @@ impl<K: Kind> Post<'_, K> {
     ///
     /// # Errors
     /// See [`PostError`]; the operation is as it was, its buffer included. The queues are bounded:
-    /// [`PostError::BacklogFull`], [`PostError::OffersFull`].
+    /// [`PostError::BacklogFull`], [`PostError::OffersFull`]. A message that a handler submits to
+    /// the sender of its own message is always accepted.
     #[inline]
     pub fn submit(&mut self) -> Result<(), PostError> {
         self.check_comp()?;

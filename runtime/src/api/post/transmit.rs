@@ -13,8 +13,9 @@ use crate::error::PostError;
 use crate::op::OnLink;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
-use crate::progress::in_handler;
+use crate::progress::{in_handler, replies_to};
 use crate::protocol::eager::{Plan, plan};
+use crate::protocol::flow::Bound;
 use crate::protocol::header::Message;
 use carrack_transports::contract::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 use carrack_transports::mem::copy::copy_now;
@@ -56,6 +57,20 @@ impl<'a> Outgoing<'a> {
             desc: post.desc,
             order,
         })
+    }
+
+    /// Returns `true` if it is the reply of a handler to the sender of its message. It is always
+    /// accepted.
+    fn is_reply(&self) -> bool {
+        replies_to(self.runtime.0.id, self.desc.rank)
+    }
+
+    /// Returns `true` if the peer takes only replies now, and this is none. A collective's
+    /// message makes no handler reply.
+    #[cold]
+    fn is_off(&self) -> bool {
+        let is_collective = || Message::decode(self.header).is_ok_and(Message::is_collective);
+        self.route.is_off() && !self.is_reply() && !is_collective()
     }
 
     #[inline]
@@ -224,7 +239,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         && (Message::is_send(out.header) || buffer.len() > packet)
         && out.runtime.0.may_map(linked);
     let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, packet, maps);
-    if !out.route.is_open() {
+    if !out.route.is_open() && (!out.route.is_open_to_replies() || out.is_off()) {
         return match out.route.down() {
             Some(cause) => Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::Backlog)),
@@ -372,7 +387,8 @@ fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
 /// Puts the message at the end of the peer's backlog, with bytes of its own.
 #[cold]
 fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
-    let limit = out.runtime.0.settings.backlog();
+    let (backlog, is_reply) = (out.runtime.0.settings.backlog(), out.is_reply());
+    let limit = Bound(backlog).limit(is_reply, out.is_off());
     if let Some(cause) = out.route.down() {
         return Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() });
     }
@@ -383,7 +399,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         order.check_memory(given.kind())?;
         // Before the stream is made to wait.
         if out.route.waiting() >= limit {
-            return backlog_is_full(out, limit);
+            return backlog_is_full(out, backlog);
         }
         let (first, released) = order.begin(&out.runtime.0, out.desc.comp)?;
         (event, comp) = (Some(first), released);
@@ -413,12 +429,15 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
             out.runtime.0.deadlines.note(out.desc.deadline);
             // Borrowed bytes are free, and stay for `again`.
             sending.buffer = borrowed.map(SendBuffer::Borrowed);
+            if is_reply && out.route.waiting() > backlog {
+                out.device.holds.add_replies(out.desc.rank);
+            }
             Ok(Outcome::Posted)
         }
         Err(parked) => {
             let owned = parked.stage.into_buffer();
             sending.buffer = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));
-            backlog_is_full(out, limit)
+            backlog_is_full(out, backlog)
         }
     }
 }

@@ -6,6 +6,7 @@ use super::{Batch, Faces, Many, Piece};
 use crate::api::post::options::Post;
 use crate::api::post::place::Place;
 use crate::error::PostError;
+use crate::protocol::rma::{Mover, mover};
 use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::check_kinds;
@@ -122,7 +123,7 @@ impl<'a> Post<'_, Batch<'a>> {
         let Some((region, base)) = mapped else {
             return Ok(if self.goes_by_nic(&place) { Way::Alone } else { Way::ByOwner });
         };
-        if region.kind().is_host() && local.kind().is_host() {
+        if mover(Some(region.kind()), local.kind()) == Mover::Cpu {
             return Ok(Way::Host(region, base));
         }
         let (dst, src) = if self.kind.is_put { (region, local) } else { (local, region) };

@@ -1,0 +1,157 @@
+//! Remote keys as plain data: their layout, the numbers of regions, and the checks of bounds.
+//!
+//! ```text
+//! owner 32 | number 64 | offset 64 | length 64 | then pairs of a name and a value, each part
+//!                                                behind its length in 16 bits
+//! ```
+//!
+//! A pair is the key by which a transport maps the region, under the transport's name. Two names
+//! that no transport has stand for the tag of the owner's job, and for the transport whose NIC is
+//! the coherence owner of the words.
+
+use crate::names::Rank;
+use carrack_transports::contract::WireKey;
+
+const OF_THE_JOB: &str = "#";
+const OF_THE_WORDS: &str = "";
+
+/// Returns a region's number in messages: its index, and its generation in the upper half. So a
+/// late or forged number finds nothing.
+pub(crate) fn number((index, generation): (u32, u32)) -> u64 {
+    u64::from(generation) << 32 | u64::from(index)
+}
+
+/// Returns the index and the generation in a region's number.
+pub(crate) fn of_number(number: u64) -> (u32, u32) {
+    (number as u32, (number >> 32) as u32)
+}
+
+/// Returns `true` if `len` bytes from `offset` on lie within `room` bytes.
+#[inline(always)]
+pub(crate) fn is_within(offset: u64, len: u64, room: u64) -> bool {
+    offset.checked_add(len).is_some_and(|end| end <= room)
+}
+
+/// A part of a region, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Part {
+    /// Returns the beginning in the region of a part of this part, or `None` if it is not inside.
+    #[inline]
+    pub(crate) fn at(self, offset: u64, len: u64) -> Option<u64> {
+        is_within(offset, len, self.len).then(|| self.offset.checked_add(offset))?
+    }
+}
+
+/// A region as its owner describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    /// The tag of its owner's job, if it is told.
+    pub(crate) job: Option<u64>,
+    pub(crate) owner: Rank,
+    /// Index, and generation above.
+    pub(crate) number: u64,
+    pub(crate) keys: Vec<(String, WireKey)>,
+    /// The transport whose NIC does the atomic operations on its words; `None`: its owner does
+    /// them.
+    pub(crate) nic: Option<String>,
+}
+
+impl Key {
+    /// Encodes it, for a part of the region.
+    pub(crate) fn encode(&self, part: Part) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend(self.owner.0.to_le_bytes());
+        for word in [self.number, part.offset, part.len] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let job = self.job.map(u64::to_le_bytes);
+        let job = job.iter().map(|tag| (OF_THE_JOB, &tag[..]));
+        let nic = self.nic.iter().map(|transport| (OF_THE_WORDS, transport.as_bytes()));
+        let keys = self.keys.iter().map(|(transport, key)| (transport.as_str(), &*key.0));
+        for (name, value) in job.chain(nic).chain(keys) {
+            for part in [name.as_bytes(), value] {
+                // Both are short: a word, and a few numbers.
+                bytes.extend(u16::try_from(part.len()).unwrap_or(0).to_le_bytes());
+                bytes.extend(part);
+            }
+        }
+        bytes
+    }
+
+    /// Decodes the bytes of another rank, with the part that they name.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, Part)> {
+        let (owner, mut rest) = bytes.split_first_chunk::<4>()?;
+        let mut word = || -> Option<u64> {
+            let (word, left) = rest.split_first_chunk::<8>()?;
+            rest = left;
+            Some(u64::from_le_bytes(*word))
+        };
+        let (number, offset, len) = (word()?, word()?, word()?);
+        offset.checked_add(len)?;
+        let (mut keys, mut nic, mut job) = (Vec::new(), None, None);
+        while !rest.is_empty() {
+            let mut part = || -> Option<&[u8]> {
+                let (len, left) = rest.split_first_chunk::<2>()?;
+                let (part, left) = left.split_at_checked(usize::from(u16::from_le_bytes(*len)))?;
+                rest = left;
+                Some(part)
+            };
+            let transport = String::from_utf8(part()?.to_vec()).ok()?;
+            let key = part()?.to_vec();
+            match transport.as_str() {
+                OF_THE_JOB => job = Some(u64::from_le_bytes(key.try_into().ok()?)),
+                OF_THE_WORDS => nic = Some(String::from_utf8(key).ok()?),
+                _ => keys.push((transport, WireKey(key))),
+            }
+        }
+        let owner = Rank(u32::from_le_bytes(*owner));
+        Some((Self { job, owner, number, keys, nic }, Part { offset, len }))
+    }
+
+    /// Returns `true` unless it names a region of another job.
+    #[inline]
+    pub(crate) fn is_of(&self, job: u64) -> bool {
+        self.job.is_none_or(|tag| tag == job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_and_nothing_makes_reading_panic(
+            owner: u32, job: Option<u64>, names: (u32, u32), part: (u64, u64),
+            keys: Vec<(String, Vec<u8>)>, nic: Option<String>, other: Vec<u8>,
+        ) {
+            let is_taken = |name: &str| [OF_THE_WORDS, OF_THE_JOB].contains(&name);
+            let named = keys.into_iter().filter(|(name, _)| !is_taken(name));
+            let keys = named.map(|(name, key)| (name, WireKey(key))).collect();
+            let key = Key { job, owner: Rank(owner), number: number(names), keys, nic };
+            prop_assert_eq!(of_number(key.number), names);
+            let part = Part { offset: part.0, len: part.1.min(u64::MAX - part.0) };
+            let bytes = key.encode(part);
+            prop_assert_eq!(Key::decode(&bytes), Some((key.clone(), part)));
+            let tag = job.unwrap_or(0);
+            prop_assert!(key.is_of(tag) && key.is_of(tag ^ 1) == job.is_none());
+            let _ = Key::decode(&other);
+            prop_assert!(Key::decode(&bytes[..bytes.len().min(27)]).is_none());
+        }
+    }
+
+    #[test]
+    fn a_part_lies_within_the_part_that_it_is_of() {
+        let part = Part { offset: 10, len: 50 };
+        assert!(part.at(50, 0).is_some() && part.at(49, 2).is_none());
+        assert_eq!(part.at(20, 5), Some(30));
+        assert!(part.at(u64::MAX, 1).is_none() && part.at(1, u64::MAX).is_none());
+        assert!(Part { offset: u64::MAX, len: 2 }.at(1, 1).is_none());
+    }
+}

@@ -1,0 +1,193 @@
+//! Replies that handlers post to the senders of their messages: each is accepted, however small the
+//! backlog, and a sender that floods its server with requests is told to wait.
+
+use crate::support::over_each_transport;
+use crate::support::*;
+use carrack::settings::SettingsBuilder;
+use carrack::{Buffer, Counter, Handler, PostError, Rank, RemoteComp, Runtime, Tag};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+over_each_transport!(
+    every_reply_is_accepted_and_the_server_keeps_few,
+    ranks_that_flood_each_other_get_every_reply,
+    a_reply_to_a_message_that_was_received_is_accepted_too,
+    a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog,
+);
+
+const BACKLOG: usize = 4;
+const BATCH: usize = 16;
+/// Operations that may wait at a server: more than the messages of any link here.
+const FEW: usize = 600;
+const REQUESTS: RemoteComp = RemoteComp::named("requests");
+const REPLIES: RemoteComp = RemoteComp::named("replies");
+
+fn tiny<J: Job>() -> SettingsBuilder {
+    J::settings()
+        .setting("shm_slots", 8)
+        .setting("shm_chunks", 8)
+        .backlog(BACKLOG)
+        .poll_batch(BATCH)
+}
+
+/// Replies to each message of the handler, and counts those that were refused.
+fn replying(runtime: &Runtime) -> (Handler, Arc<AtomicU64>) {
+    let refused = Arc::new(AtomicU64::new(0));
+    let count = refused.clone();
+    let handler = runtime.handler(move |runtime, status| {
+        let bytes = status.bytes().unwrap().to_vec();
+        let mut reply = runtime.post_am(status.rank, bytes, REPLIES).tag(status.tag);
+        count.fetch_add(u64::from(reply.submit().is_err()), Ordering::Relaxed);
+    });
+    (handler, refused)
+}
+
+/// Counts the replies, whose bytes are those of their requests.
+fn counting(runtime: &Runtime) -> Arc<AtomicU64> {
+    let counter = Arc::new(AtomicU64::new(0));
+    let counted = counter.clone();
+    let check = Handler::new(move |status| {
+        assert_eq!(status.bytes().unwrap(), request(status.tag.0));
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    runtime.register_comp_named("replies", &check).unwrap();
+    counter
+}
+
+/// Short ones, ones of a packet, and a few that are fetched.
+fn request(number: u64) -> Vec<u8> {
+    let size = match number % 40 {
+        0 => 20_000,
+        at if at % 8 == 0 => 3000,
+        at => at as usize,
+    };
+    pattern(number, size)
+}
+
+/// Submits a request. Returns `false` if there is no room for it.
+fn submit(from: &Runtime, to: Rank, number: u64) -> bool {
+    match from.post_am(to, request(number), REQUESTS).tag(Tag(number)).submit() {
+        Ok(()) => true,
+        Err(PostError::BacklogFull { .. }) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn every_reply_is_accepted_and_the_server_keeps_few<J: Job>() {
+    let ranks = J::pair_with(tiny::<J>());
+    let [client, server] = &ranks;
+    let (handler, refused) = replying(server);
+    server.register_comp_named("requests", &handler).unwrap();
+    let replies = counting(client);
+    // The client posts twice the messages that it takes in, until it is told to wait.
+    let (mut sent, mut most, mut rounds) = (0, 0, 0);
+    while rounds < 500 {
+        rounds += usize::from(most > BACKLOG);
+        for _ in 0..2 * BATCH {
+            sent += usize::from(submit(client, Rank(1), 1 + sent as u64 % 7));
+        }
+        (0..4).for_each(|_| _ = server.progress().unwrap());
+        most = most.max(server.pending().operations.len());
+        client.progress().unwrap();
+        if J::IS_RDMA {
+            nics_go_on();
+        }
+    }
+    until(&ranks, || replies.load(Ordering::Relaxed) == sent as u64);
+    settle(&ranks);
+    assert_eq!(
+        (replies.load(Ordering::Relaxed), refused.load(Ordering::Relaxed)),
+        (sent as u64, 0)
+    );
+    // The word to wait stands behind the replies that the link holds.
+    assert!(most < FEW, "{most} replies waited of {sent}");
+}
+
+fn ranks_that_flood_each_other_get_every_reply<J: Job>() {
+    const COUNT: u64 = 3000;
+    let ranks = J::pair_with(tiny::<J>());
+    let served = ranks.each_ref().map(|rank| {
+        let (handler, refused) = replying(rank);
+        rank.register_comp_named("requests", &handler).unwrap();
+        (handler, refused, counting(rank))
+    });
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for (at, rank) in ranks.iter().enumerate() {
+            let (replies, done) = (&served[at].2, &done);
+            scope.spawn(move || {
+                let (peer, mut sent) = (Rank(1 - at as u32), 0);
+                let mut is_done = false;
+                while done.load(Ordering::Relaxed) < 2 {
+                    while sent < COUNT && submit(rank, peer, sent) {
+                        sent += 1;
+                    }
+                    rank.progress().unwrap();
+                    if !is_done && replies.load(Ordering::Relaxed) == COUNT {
+                        is_done = true;
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    settle(&ranks);
+    for (_, refused, replies) in &served {
+        assert_eq!((refused.load(Ordering::Relaxed), replies.load(Ordering::Relaxed)), (0, COUNT));
+    }
+    for rank in &ranks {
+        assert!(rank.pending().operations.is_empty(), "{}", rank.pending());
+        assert_eq!(rank.unexpected_bytes(), 0);
+    }
+}
+
+fn a_reply_to_a_message_that_was_received_is_accepted_too<J: Job>() {
+    const COUNT: u64 = 400;
+    let ranks = J::pair_with(tiny::<J>());
+    let [client, server] = &ranks;
+    let (handler, refused) = replying(server);
+    let replies = counting(client);
+    for at in 0..COUNT {
+        let room = Buffer::Vec(vec![0; request(at).len()]);
+        server.post_recv(Rank(0), room, Tag(at)).comp(&handler).submit().unwrap();
+    }
+    let mut sent = 0;
+    while sent < COUNT {
+        match client.post_send(Rank(1), request(sent), Tag(sent)).submit() {
+            Ok(()) => sent += 1,
+            Err(_) => _ = client.progress().unwrap(),
+        }
+        (0..8).for_each(|_| _ = server.progress().unwrap());
+    }
+    until(&ranks, || replies.load(Ordering::Relaxed) == COUNT);
+    settle(&ranks);
+    assert_eq!((replies.load(Ordering::Relaxed), refused.load(Ordering::Relaxed)), (COUNT, 0));
+}
+
+fn a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog<J: Job>() {
+    let ranks = J::ranks_with(3, tiny::<J>());
+    connect(&ranks);
+    let taken = Counter::new();
+    ranks[2].register_comp_named("replies", &taken).unwrap();
+    let (passed, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let counts = (passed.clone(), refused.clone());
+    let pass_on = ranks[1].handler(move |runtime, status| {
+        let outcome = runtime.post_am(Rank(2), &[0; 8], REPLIES).tag(status.tag).submit();
+        let count = if outcome.is_ok() { &counts.0 } else { &counts.1 };
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    ranks[1].register_comp_named("requests", &pass_on).unwrap();
+    for at in 0..100_000 {
+        while !submit(&ranks[0], Rank(1), 1 + at % 7) {
+            ranks[0].progress().unwrap();
+            ranks[1].progress().unwrap();
+        }
+        if refused.load(Ordering::Relaxed) > 0 {
+            break;
+        }
+    }
+    assert!(refused.load(Ordering::Relaxed) > 0, "room for everything");
+    assert!(ranks[1].pending().operations.len() <= BACKLOG);
+    until(&ranks, || taken.get() == passed.load(Ordering::Relaxed));
+    settle(&ranks);
+}
