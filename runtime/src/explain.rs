@@ -4,7 +4,7 @@ use crate::api::Runtime;
 use crate::datapath::{Port, WRITTEN};
 use crate::error::{PostError, WaitError};
 use crate::names::Rank;
-use crate::peer::route::candidates;
+use crate::peer::route::{Linked, candidates};
 use crate::protocol::select::choose;
 pub use crate::protocol::select::{PathVerdict, Verdict};
 use crate::staging::BLOCK;
@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Time after which a missing address is looked up again: its arrival wakes no sleeping thread.
 const AGAIN: Duration = Duration::from_millis(5);
+
+/// Time, at most, for which a peer's answer to a new link is waited for. A link without it does not
+/// know if the kernel copies.
+const ANSWER: Duration = Duration::from_millis(500);
 
 /// The paths to one peer from one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +104,10 @@ impl Runtime {
                 let (chosen, paths) = choose(&reaches);
                 explained.paths = paths;
                 if let Some(lane) = chosen.and_then(|at| device.lanes.get(at)) {
+                    let left = patience.saturating_sub(begun.elapsed()).min(ANSWER);
+                    if let Some(linked) = self.linked(device, rank) {
+                        let _ = self.0.wait_keeping(&|| linked.link.is_up(), Some(left));
+                    }
                     explained.kinds = self.explain_kinds(device, rank, lane.transport, &lane.caps);
                 }
             }
@@ -112,14 +120,18 @@ impl Runtime {
         explained
     }
 
-    /// Describes the way of messages that are too long for a packet.
-    fn explain_large(&self, device: &Port, rank: Rank) -> String {
-        let route = device.route(rank);
-        let linked = route.and_then(|route| match route.linked() {
+    /// Returns the link to a rank; makes it if there is none.
+    fn linked<'a>(&self, device: &'a Port, rank: Rank) -> Option<&'a Linked> {
+        let route = device.route(rank)?;
+        match route.linked() {
             Some(linked) => Some(linked),
             None => route.link(&self.0, device).ok().flatten(),
-        });
-        match linked {
+        }
+    }
+
+    /// Describes the way of messages that are too long for a packet.
+    fn explain_large(&self, device: &Port, rank: Rank) -> String {
+        match self.linked(device, rank) {
             None => "offered beyond".into(),
             Some(linked) if linked.caps.remote_memory => {
                 let (least, chunk) = (WRITTEN >> 10, linked.caps.chunk >> 10);
@@ -132,15 +144,12 @@ impl Runtime {
                     on in chunks of so many{over}"
                 )
             }
-            Some(linked) if linked.peer_memory().is_some() => {
-                "offered and copied by the kernel beyond".into()
-            }
-            Some(linked) => {
-                let why = linked.why_parts().unwrap_or("no reason was given");
-                format!(
+            Some(linked) => match linked.why_parts() {
+                None => "offered and copied by the kernel beyond".into(),
+                Some(why) => format!(
                     "offered and sent packet by packet beyond (the kernel does not copy: {why})"
-                )
-            }
+                ),
+            },
         }
     }
 

@@ -125,6 +125,16 @@ fn an_operation_that_nothing_drives_is_an_error_when_it_is_awaited() {
     assert!(pin!(recv()).poll(&mut context).is_pending());
 }
 
+#[test]
+fn an_executor_may_poll_an_operation_before_the_drive_that_it_has() {
+    let ranks = Runtime::in_process(2).unwrap();
+    let drive = ranks[1].drive();
+    let recv = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).into_future();
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(pin!(recv).poll(&mut context).is_pending());
+    drop(drive);
+}
+
 fn a_handler_that_gets_the_runtime_replies_and_does_not_keep_it_alive<J: Job>() {
     let ranks = J::pair();
     let replies = Sink::keeping();

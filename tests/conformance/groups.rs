@@ -270,7 +270,7 @@ fn members_that_call_different_operations_hear_of_it_by_name<J: Job>() {
         .unwrap()
         .to_string();
     assert!(
-        text.contains("barrier over all ranks") && text.contains("allgather over all ranks"),
+        text.contains("a barrier over all ranks") && text.contains("an allgather over all ranks"),
         "{text}"
     );
 }

@@ -117,7 +117,13 @@ pub(crate) struct PerfOptions {
     pub(super) transport: Option<TransportChoice>,
 
     /// Duration of each point.
-    #[arg(long, value_parser = args::of_measurement, default_value = "0.5", value_name = "SECONDS")]
+    #[arg(
+        long,
+        value_parser = args::of_measurement,
+        default_value = "0.5",
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
     pub(super) seconds: Duration,
 
     /// core pins each thread to a core of its own where there are enough, so that figures are

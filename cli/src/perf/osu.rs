@@ -69,7 +69,13 @@ pub(crate) struct OsuOptions {
     pairs: usize,
 
     /// Duration of each size.
-    #[arg(long, value_parser = args::of_measurement, default_value = "0.1", value_name = "SECONDS")]
+    #[arg(
+        long,
+        value_parser = args::of_measurement,
+        default_value = "0.1",
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
     seconds: Duration,
 
     /// The transport; that of CARRACK_TRANSPORT, or shm, if not given.

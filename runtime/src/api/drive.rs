@@ -24,6 +24,8 @@ impl Runtime {
     /// transports and wakes it. Errors of progress are kept: the next calls of
     /// [`progress`](Self::progress) and [`wait`](Self::wait) return them.
     pub fn drive(&self) -> Drive {
+        // An executor may poll an operation before this.
+        self.0.note_driven();
         let (runtime, sleeper, quiet_since) = (Arc::downgrade(&self.0), None, None);
         Drive { runtime, sleeper, quiet_since, nap: NAP }
     }

@@ -540,5 +540,7 @@ fn describe(meaning: Meaning, group: u32) -> String {
         OWN_NAMES.. => format!("the library's group {group:#x}"),
         _ => format!("group {group}"),
     };
-    format!("{} over {of}, {count} members (list {:08x}){from}", what.name(), hash as u32)
+    let name = what.name();
+    let article = if what == What::Allgather { "an" } else { "a" };
+    format!("{article} {name} over {of}, {count} members (list {:08x}){from}", hash as u32)
 }

@@ -41,7 +41,7 @@ pub enum CollectiveError {
     },
     /// Another member takes part in another operation.
     #[error(
-        "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it \
+        "{rank} is in {theirs}, this rank in {ours}: all members of a group must make it \
         alike, and call its operations in the same order"
     )]
     Mismatch {

@@ -255,8 +255,8 @@ pub enum PostError {
     Closed,
     /// The runtime belongs to another process.
     #[error(
-        "this process is a fork of the one that started the runtime: start a runtime of its own, \
-        before or after"
+        "this process is a fork of the one that started the runtime: post in that one, or fork \
+        before the runtime starts"
     )]
     Forked,
     /// The launcher did not return the address of the peer.

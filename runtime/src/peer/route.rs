@@ -83,6 +83,15 @@ impl Linked {
         self.refused.get().is_none().then_some(memory)
     }
 
+    /// Returns the reason why large messages go in fragments, if they do.
+    pub(crate) fn why_parts(&self) -> Option<String> {
+        let unasked = || match self.memory.get() {
+            Some(known) => known.as_ref().err().cloned(),
+            None => self.ask_for_memory().err(),
+        };
+        self.refused.get().cloned().or_else(unasked)
+    }
+
     #[cold]
     fn ask_for_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
         let memory = self.link.peer_memory();
@@ -103,12 +112,6 @@ impl Linked {
     pub(crate) fn refuse_peer_memory(&self, why: String) {
         tracing::info!(why, "large messages go in fragments");
         let _ = self.refused.set(why);
-    }
-
-    /// Returns the reason why large messages go in fragments, if they do and it is known.
-    pub(crate) fn why_parts(&self) -> Option<&str> {
-        let untried = self.memory.get().and_then(|memory| memory.as_ref().err());
-        self.refused.get().or(untried).map(String::as_str)
     }
 }
 

@@ -453,6 +453,19 @@ fn explain_says_of_each_peer_which_path_was_taken_and_why_no_other() {
 }
 
 #[test]
+fn explain_knows_of_a_new_link_whether_the_kernel_copies() {
+    let said = |choice: &str| {
+        let output = command(&["explain"]).env("CARRACK_KERNEL_COPY", choice).output().unwrap();
+        let said = stdout(&output);
+        said.split_once("rank 0 to rank 1").unwrap().1.to_owned()
+    };
+    let off = said("off");
+    assert!(off.contains("(the kernel does not copy: CARRACK_KERNEL_COPY=off)"), "{off}");
+    let auto = said("auto");
+    assert!(auto.contains("offered and copied by the kernel beyond"), "{auto}");
+}
+
+#[test]
 fn rust_log_says_what_is_logged_where_carrack_log_is_not_set() {
     let logs = |vars: &[(&str, &str)]| {
         let mut explain = command(&["explain"]);

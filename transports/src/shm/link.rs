@@ -217,7 +217,8 @@ impl Outgoing {
         let sender = self.sender.lock();
         // Before the hello was sent there may be no handle to the process yet.
         let is_said = sender.segment_fd.is_none();
-        let channel = sender.channel.as_ref().filter(|_| is_said).ok_or("it is not connected")?;
+        let channel =
+            sender.channel.as_ref().filter(|_| is_said).ok_or("it is not connected yet")?;
         let peer = channel
             .peer()
             .map_err(|error| format!("the kernel does not say who it is: {error}"))?;

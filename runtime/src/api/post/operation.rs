@@ -89,7 +89,8 @@ impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
 
 impl<'a, K: Kind + Unpin> Post<'a, K> {
     /// Posts the operation now, unless it has to be retried, and returns the future: so that
-    /// several are in flight at the same time.
+    /// several are in flight at the same time. It is never [`PostError::Undriven`]: where nothing
+    /// makes progress, its future does not end.
     pub fn start(self) -> Operation<'a, K> {
         let mut operation = self.into_future();
         operation.post();
