@@ -246,6 +246,10 @@ fn an_unknown_name_in_the_program_is_met_with_the_one_that_was_meant() {
         "CARRACK_VERBS_DEPT is not a variable of Carrack; did you mean CARRACK_VERBS_DEPTH?"
     );
     assert!(message("CARRACK_RANK").contains("is not a variable"), "the launcher's alone");
+    assert_eq!(
+        message("colour"),
+        "colour is not a setting of Carrack; see `carrack info` for those that there are"
+    );
 }
 
 carrack_transports::declare_settings! {

@@ -11,7 +11,7 @@ use super::sources::PREFIX;
 pub enum SettingFault {
     /// An unknown `CARRACK_*` variable, or name of a setting in the program; most likely a
     /// misspelling.
-    #[error("{name} is not a {} of Carrack; {}", kind(name), advice(*nearest))]
+    #[error("{name} is not a {} of Carrack; {}", kind(name), advice(name, *nearest))]
     Unknown {
         /// The variable or the name, as found.
         name: String,
@@ -73,10 +73,13 @@ fn kind(name: &str) -> &'static str {
     if name.starts_with(PREFIX) { "variable" } else { "setting" }
 }
 
-fn advice(nearest: Option<&str>) -> String {
+fn advice(name: &str, nearest: Option<&str>) -> String {
     match nearest {
         Some(known) => format!("did you mean {known}?"),
-        None => String::from("unset it, or see `carrack info` for those that there are"),
+        None if name.starts_with(PREFIX) => {
+            "unset it, or see `carrack info` for those that there are".into()
+        }
+        None => "see `carrack info` for those that there are".into(),
     }
 }
 
