@@ -4,15 +4,20 @@
 use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{Buffer, Counter, Handler, PostError, Rank, RemoteComp, Runtime, Tag};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use carrack::{
+    Buffer, Completion, Counter, Handler, Matching, OpError, PostError, ProgressError, Rank,
+    RemoteComp, Runtime, Status, Tag,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 over_each_transport!(
     every_reply_is_accepted_and_the_server_keeps_few,
     ranks_that_flood_each_other_get_every_reply,
     a_reply_to_a_message_that_was_received_is_accepted_too,
     a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog,
+    a_late_status_of_any_rank_is_told_in_a_handler,
 );
 
 const BACKLOG: usize = 4;
@@ -189,5 +194,53 @@ fn a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog<J: Job
     assert!(refused.load(Ordering::Relaxed) > 0, "room for everything");
     assert!(ranks[1].pending().operations.len() <= BACKLOG);
     until(&ranks, || taken.get() == passed.load(Ordering::Relaxed));
+    settle(&ranks);
+}
+
+/// Refuses the first status once, and then does something.
+struct Hesitant<F> {
+    has_refused: AtomicBool,
+    then: F,
+}
+
+impl<F: Fn(Status) + Send + Sync> Completion for Hesitant<F> {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        if !self.has_refused.swap(true, Ordering::Relaxed) {
+            return Err(status);
+        }
+        (self.then)(status);
+        Ok(())
+    }
+}
+
+/// Lets a receive end by its deadline. Its object refuses the status once.
+fn ends_late<R: Send + 'static>(
+    runtime: &Runtime,
+    from: Rank,
+    look: impl Fn(&Runtime) -> R + Send + Sync + 'static,
+) -> R {
+    let seen = Arc::new(Mutex::new(None));
+    let (sees, own) = (seen.clone(), runtime.clone());
+    let then = move |status: Status| {
+        assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(_))), "{status:?}");
+        *sees.lock().unwrap() = Some(look(&own));
+    };
+    let object: Arc<dyn Completion> =
+        Arc::new(Hesitant { has_refused: AtomicBool::new(false), then });
+    let recv = runtime.post_recv(from, vec![0; 8], Tag(1)).matching(Matching::TagOnly);
+    recv.comp(&object).deadline(Duration::from_millis(1)).submit().unwrap();
+    loop {
+        // It reports that the object has no room.
+        let _ = runtime.progress();
+        if let Some(seen) = seen.lock().unwrap().take() {
+            return seen;
+        }
+    }
+}
+
+fn a_late_status_of_any_rank_is_told_in_a_handler<J: Job>() {
+    let ranks = J::pair_with(tiny::<J>());
+    let outcome = ends_late(&ranks[1], Rank::ANY, Runtime::progress);
+    assert!(matches!(outcome, Err(ProgressError::InHandler)), "{outcome:?}");
     settle(&ranks);
 }
