@@ -17,6 +17,8 @@ over_each_transport!(
     ranks_that_flood_each_other_get_every_reply,
     a_reply_to_a_message_that_was_received_is_accepted_too,
     a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog,
+    a_reply_to_a_message_that_came_before_its_receive_is_accepted_too,
+    what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to,
     a_late_status_of_any_rank_is_told_in_a_handler,
 );
 
@@ -197,6 +199,29 @@ fn a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog<J: Job
     settle(&ranks);
 }
 
+fn a_reply_to_a_message_that_came_before_its_receive_is_accepted_too<J: Job>() {
+    const COUNT: u64 = 400;
+    let ranks = J::pair_with(tiny::<J>());
+    let [client, server] = &ranks;
+    let (handler, refused) = replying(server);
+    let replies = counting(client);
+    for at in 0..COUNT {
+        sent(&ranks, || client.post_send(Rank(1), request(at), Tag(at)).try_submit());
+    }
+    let has_come = |at| server.probe(Rank(0), Tag(at)).look().unwrap().is_some();
+    until(&ranks, || (0..COUNT).all(has_come));
+    for at in 0..COUNT {
+        let room = Buffer::Vec(vec![0; request(at).len()]);
+        server.post_recv(Rank(0), room, Tag(at)).comp(&handler).submit().unwrap();
+    }
+    // The replies find no room, since the client takes nothing in.
+    (0..100).for_each(|_| _ = server.progress().unwrap());
+    assert_eq!(refused.load(Ordering::Relaxed), 0);
+    until(&ranks, || replies.load(Ordering::Relaxed) == COUNT);
+    settle(&ranks);
+    assert_eq!((replies.load(Ordering::Relaxed), refused.load(Ordering::Relaxed)), (COUNT, 0));
+}
+
 /// Refuses the first status once, and then does something.
 struct Hesitant<F> {
     has_refused: AtomicBool,
@@ -236,6 +261,22 @@ fn ends_late<R: Send + 'static>(
             return seen;
         }
     }
+}
+
+fn what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to<J: Job>() {
+    let ranks = J::pair_with(tiny::<J>());
+    let taken = Counter::new();
+    ranks[0].register_comp_named("replies", &taken).unwrap();
+    // As many as go, and as the backlog has room for.
+    let fill = |runtime: &Runtime| {
+        let post = || runtime.post_am(Rank(0), &[0; 8], REPLIES).submit();
+        (0..1000).take_while(|_| post().is_ok()).count() as u64
+    };
+    let before = fill(&ranks[1]);
+    let more = ends_late(&ranks[1], Rank(0), fill);
+    assert!(before < 1000 && more < 1000, "{before} and {more} were accepted");
+    until(&ranks, || taken.get() == before + more);
+    settle(&ranks);
 }
 
 fn a_late_status_of_any_rank_is_told_in_a_handler<J: Job>() {

@@ -98,8 +98,12 @@ impl Pass<'_> {
         {
             return;
         }
+        let is_message = landing.is_message();
         let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
-        self.signal(comp.as_ref(), status);
+        match is_message {
+            true => self.signal_received(comp.as_ref(), status),
+            false => self.signal(comp.as_ref(), status),
+        }
     }
 
     /// Sends the peer the message that it waits for. Returns `true` if the operation goes on: the
