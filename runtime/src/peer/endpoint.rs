@@ -315,7 +315,7 @@ impl Endpoint {
     pub(crate) fn hold(&self, peer: Rank, hold: Hold, turn: u64) {
         if let Some(route) = self.route(peer) {
             route.hold(hold, turn);
-            if hold.room == Room::OffersOnly || hold.is_off {
+            if hold.room == Room::OffersOnly {
                 self.deaf.set_refused();
             }
         }
