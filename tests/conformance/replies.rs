@@ -20,6 +20,7 @@ over_each_transport!(
     a_reply_to_a_message_that_came_before_its_receive_is_accepted_too,
     what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to,
     a_late_status_of_any_rank_is_told_in_a_handler,
+    a_client_goes_on_in_the_end_though_its_server_posts_all_the_time,
 );
 
 const BACKLOG: usize = 4;
@@ -284,4 +285,39 @@ fn a_late_status_of_any_rank_is_told_in_a_handler<J: Job>() {
     let outcome = ends_late(&ranks[1], Rank::ANY, Runtime::progress);
     assert!(matches!(outcome, Err(ProgressError::InHandler)), "{outcome:?}");
     settle(&ranks);
+}
+
+fn a_client_goes_on_in_the_end_though_its_server_posts_all_the_time<J: Job>() {
+    // A bound that no link takes over at once.
+    let bound = 1000;
+    let ranks = J::pair_with(tiny::<J>().backlog(bound));
+    let [client, server] = &ranks;
+    let (handler, refused) = replying(server);
+    server.register_comp_named("requests", &handler).unwrap();
+    let replies = counting(client);
+    let taken = Counter::new();
+    let others = client.register_comp(&taken).unwrap();
+    let post = || server.post_am(Rank(0), &[0; 8], others).submit().is_ok();
+    let turn = || {
+        let posted = std::iter::repeat_with(post).take_while(|posted| *posted).count() as u64;
+        ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
+        posted
+    };
+    let (mut sent, mut posted) = (0, 0);
+    let (mut is_off, mut goes_on) = (false, false);
+    for _ in 0..20_000 {
+        posted += turn();
+        let goes = submit(client, Rank(1), 1);
+        sent += u64::from(goes);
+        goes_on = goes && is_off;
+        if goes_on {
+            break;
+        }
+        // Its backlog is empty, so only a word of the server's refuses it.
+        is_off |= !goes && client.pending().operations.is_empty();
+    }
+    until(&ranks, || replies.load(Ordering::Relaxed) == sent && taken.get() == posted);
+    settle(&ranks);
+    assert_eq!(refused.load(Ordering::Relaxed), 0);
+    assert!(goes_on || !is_off, "refused for ever, for replies that have long been sent");
 }
