@@ -4,15 +4,23 @@
 use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{Buffer, Counter, Handler, PostError, Rank, RemoteComp, Runtime, Tag};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use carrack::{
+    Buffer, Completion, Counter, Handler, Matching, OpError, PostError, ProgressError, Rank,
+    RemoteComp, Runtime, Status, Tag,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 over_each_transport!(
     every_reply_is_accepted_and_the_server_keeps_few,
     ranks_that_flood_each_other_get_every_reply,
     a_reply_to_a_message_that_was_received_is_accepted_too,
     a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog,
+    a_reply_to_a_message_that_came_before_its_receive_is_accepted_too,
+    what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to,
+    a_late_status_of_any_rank_is_told_in_a_handler,
+    a_client_goes_on_in_the_end_though_its_server_posts_all_the_time,
 );
 
 const BACKLOG: usize = 4;
@@ -190,4 +198,126 @@ fn a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog<J: Job
     assert!(ranks[1].pending().operations.len() <= BACKLOG);
     until(&ranks, || taken.get() == passed.load(Ordering::Relaxed));
     settle(&ranks);
+}
+
+fn a_reply_to_a_message_that_came_before_its_receive_is_accepted_too<J: Job>() {
+    const COUNT: u64 = 400;
+    let ranks = J::pair_with(tiny::<J>());
+    let [client, server] = &ranks;
+    let (handler, refused) = replying(server);
+    let replies = counting(client);
+    for at in 0..COUNT {
+        sent(&ranks, || client.post_send(Rank(1), request(at), Tag(at)).try_submit());
+    }
+    let has_come = |at| server.probe(Rank(0), Tag(at)).look().unwrap().is_some();
+    until(&ranks, || (0..COUNT).all(has_come));
+    for at in 0..COUNT {
+        let room = Buffer::Vec(vec![0; request(at).len()]);
+        server.post_recv(Rank(0), room, Tag(at)).comp(&handler).submit().unwrap();
+    }
+    // The replies find no room, since the client takes nothing in.
+    (0..100).for_each(|_| _ = server.progress().unwrap());
+    assert_eq!(refused.load(Ordering::Relaxed), 0);
+    until(&ranks, || replies.load(Ordering::Relaxed) == COUNT);
+    settle(&ranks);
+    assert_eq!((replies.load(Ordering::Relaxed), refused.load(Ordering::Relaxed)), (COUNT, 0));
+}
+
+/// Refuses the first status once, and then does something.
+struct Hesitant<F> {
+    has_refused: AtomicBool,
+    then: F,
+}
+
+impl<F: Fn(Status) + Send + Sync> Completion for Hesitant<F> {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        if !self.has_refused.swap(true, Ordering::Relaxed) {
+            return Err(status);
+        }
+        (self.then)(status);
+        Ok(())
+    }
+}
+
+/// Lets a receive end by its deadline. Its object refuses the status once.
+fn ends_late<R: Send + 'static>(
+    runtime: &Runtime,
+    from: Rank,
+    look: impl Fn(&Runtime) -> R + Send + Sync + 'static,
+) -> R {
+    let seen = Arc::new(Mutex::new(None));
+    let (sees, own) = (seen.clone(), runtime.clone());
+    let then = move |status: Status| {
+        assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(_))), "{status:?}");
+        *sees.lock().unwrap() = Some(look(&own));
+    };
+    let object: Arc<dyn Completion> =
+        Arc::new(Hesitant { has_refused: AtomicBool::new(false), then });
+    let recv = runtime.post_recv(from, vec![0; 8], Tag(1)).matching(Matching::TagOnly);
+    recv.comp(&object).deadline(Duration::from_millis(1)).submit().unwrap();
+    loop {
+        // It reports that the object has no room.
+        let _ = runtime.progress();
+        if let Some(seen) = seen.lock().unwrap().take() {
+            return seen;
+        }
+    }
+}
+
+fn what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to<J: Job>() {
+    let ranks = J::pair_with(tiny::<J>());
+    let taken = Counter::new();
+    ranks[0].register_comp_named("replies", &taken).unwrap();
+    // As many as go, and as the backlog has room for.
+    let fill = |runtime: &Runtime| {
+        let post = || runtime.post_am(Rank(0), &[0; 8], REPLIES).submit();
+        (0..1000).take_while(|_| post().is_ok()).count() as u64
+    };
+    let before = fill(&ranks[1]);
+    let more = ends_late(&ranks[1], Rank(0), fill);
+    assert!(before < 1000 && more < 1000, "{before} and {more} were accepted");
+    until(&ranks, || taken.get() == before + more);
+    settle(&ranks);
+}
+
+fn a_late_status_of_any_rank_is_told_in_a_handler<J: Job>() {
+    let ranks = J::pair_with(tiny::<J>());
+    let outcome = ends_late(&ranks[1], Rank::ANY, Runtime::progress);
+    assert!(matches!(outcome, Err(ProgressError::InHandler)), "{outcome:?}");
+    settle(&ranks);
+}
+
+fn a_client_goes_on_in_the_end_though_its_server_posts_all_the_time<J: Job>() {
+    // A bound that no link takes over at once.
+    let bound = 1000;
+    let ranks = J::pair_with(tiny::<J>().backlog(bound));
+    let [client, server] = &ranks;
+    let (handler, refused) = replying(server);
+    server.register_comp_named("requests", &handler).unwrap();
+    let replies = counting(client);
+    let taken = Counter::new();
+    let others = client.register_comp(&taken).unwrap();
+    let post = || server.post_am(Rank(0), &[0; 8], others).submit().is_ok();
+    let turn = || {
+        let posted = std::iter::repeat_with(post).take_while(|posted| *posted).count() as u64;
+        ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
+        posted
+    };
+    let (mut sent, mut posted) = (0, 0);
+    let (mut is_off, mut goes_on) = (false, false);
+    for _ in 0..20_000 {
+        posted += turn();
+        let goes = submit(client, Rank(1), 1);
+        sent += u64::from(goes);
+        goes_on = goes && is_off;
+        if goes_on {
+            break;
+        }
+        // Its backlog is empty, so only a word of the server's refuses it.
+        is_off |= !goes && client.pending().operations.is_empty();
+    }
+    until(&ranks, || replies.load(Ordering::Relaxed) == sent && taken.get() == posted);
+    settle(&ranks);
+    assert_eq!(refused.load(Ordering::Relaxed), 0);
+    assert!(goes_on || !is_off, "refused for ever, for replies that have long been sent");
 }

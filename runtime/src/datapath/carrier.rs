@@ -105,18 +105,19 @@ impl Carrier {
     }
 
     /// Notes for all devices that a peer has told XOFF to one of them, or to none any more: a
-    /// message that comes by one device may be replied to by another.
-    fn note_off(&self, peer: Rank) {
+    /// message that comes by one device may be replied to by another. A device whose peer is gone
+    /// hears no XON any more.
+    pub(crate) fn note_off(&self, peer: Rank) {
         let _noting = self.noting_off.lock();
         let devices = self.devices();
         let routes = || devices.iter().filter_map(|device| device.0.known_route(peer));
-        if routes().all(|route| !route.was_told_off()) {
+        if routes().all(|route| route.down().is_some() || !route.was_told_off()) {
             routes().for_each(|route| route.set_off(false));
         } else {
-            devices
-                .iter()
-                .filter_map(|device| device.0.route(peer))
-                .for_each(|route| route.set_off(true));
+            for device in &*devices {
+                device.0.deaf.set_refused();
+                device.0.route(peer).inspect(|route| route.set_off(true));
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use crate::names::Rank;
 use crate::op::{Ended, Ending, Entry, Few, Flow, Holder, Kind, OpContext, PendingOp, Taken};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Verdict};
+use crate::undelivered::About;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
@@ -241,7 +242,8 @@ impl<'a> Run<'a> {
     /// Leaves the reports to progress, for callers that hold locks.
     pub(crate) fn tell_later(self) {
         let arrivals = self.arrivals.into_iter().map(|(comp, status)| (Some(comp), status));
-        self.device.tell_later(self.ended.into_iter().chain(arrivals));
+        let ended = self.ended.into_iter().chain(arrivals);
+        self.device.undelivered.tell_later(About::Received, ended);
         for (by, violation) in self.violations {
             if let Violation::Broken(why) = violation {
                 self.device.break_with(by, why.into());

@@ -66,6 +66,11 @@ impl Landing {
         }
     }
 
+    /// Returns `true` unless it is a put or a get of this rank's.
+    pub(crate) fn is_message(&self) -> bool {
+        self.name == u64::MAX
+    }
+
     /// Describes it, for diagnostics.
     pub(super) fn pending(&self) -> PendingOp {
         self.op.pending("copy", "an engine of a GPU")

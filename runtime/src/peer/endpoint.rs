@@ -13,7 +13,7 @@ use crate::names::{Rank, Tag};
 use crate::op::{Ended, Ending, Holder, OnLinks, OpContext, PendingOp};
 use crate::protocol::flow::{Hold, Room};
 use crate::region::direct::Remotes;
-use crate::undelivered::Undelivered;
+use crate::undelivered::{About, Undelivered};
 use carrack_transports::contract::{
     Batch, Caps, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
 };
@@ -294,7 +294,7 @@ impl Endpoint {
 
     /// Leaves signals to progress, for callers that hold locks.
     pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = Ended>) {
-        self.undelivered.tell_later(ended);
+        self.undelivered.tell_later(About::Operation, ended);
     }
 
     /// Leaves it to progress to end everything with a peer that has broken the protocol.
@@ -315,7 +315,7 @@ impl Endpoint {
     pub(crate) fn hold(&self, peer: Rank, hold: Hold, turn: u64) {
         if let Some(route) = self.route(peer) {
             route.hold(hold, turn);
-            if hold.room == Room::OffersOnly || hold.is_off {
+            if hold.room == Room::OffersOnly {
                 self.deaf.set_refused();
             }
         }

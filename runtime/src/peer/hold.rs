@@ -18,8 +18,9 @@
 //!
 //! A reply that a handler posts to its message's sender is accepted beyond the bound of the
 //! backlog. The sender is then told XOFF: it posts only replies until half of the bound is
-//! left. So a backlog exceeds its bound by the replies to what the sender has posted before it
-//! hears of that: what its backlog and the links hold.
+//! left, and this rank's other posts have no more than that half. So a backlog exceeds its bound by
+//! the replies to what the sender has posted before it hears of that: what its backlog and the
+//! links hold.
 //!
 //! The decisions are those of [`flow`](crate::protocol::flow).
 
@@ -53,6 +54,12 @@ impl Holds {
         let mut rx = self.0.lock();
         rx.note(rank, has_replies);
         self.0.set_count(rx.len());
+    }
+
+    /// Returns `true` if a rank was told to post only replies.
+    #[cold]
+    pub(crate) fn holds_off(&self, rank: Rank) -> bool {
+        !self.0.is_empty() && self.0.lock().holds_off(rank)
     }
 
     /// Forgets a rank that is gone.

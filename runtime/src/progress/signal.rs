@@ -8,12 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Stands for a rank: this thread runs no code of the user's, or for no message.
-const OUTSIDE: u32 = u32::MAX;
-const NO_MESSAGE: u32 = u32::MAX - 1;
+/// No rank's number is as large, that of any rank included.
+const OUTSIDE: u64 = u64::MAX;
+const NO_MESSAGE: u64 = u64::MAX - 1;
 
 thread_local! {
     /// The sender of the message for which this thread runs code of the user's.
-    static SENDER: Cell<u32> = const { Cell::new(OUTSIDE) };
+    static SENDER: Cell<u64> = const { Cell::new(OUTSIDE) };
     /// The runtime that made progress last on this thread.
     static RUNTIME: Cell<u64> = const { Cell::new(0) };
 }
@@ -27,13 +28,13 @@ pub(crate) fn in_handler() -> bool {
 /// post to `rank` is a reply.
 #[cold]
 pub(crate) fn replies_to(runtime: u64, rank: Rank) -> bool {
-    SENDER.get() == rank.0 && RUNTIME.get() == runtime
+    SENDER.get() == u64::from(rank.0) && RUNTIME.get() == runtime
 }
 
 /// Notes the sender of the next message, in a `guarded` call for several.
 #[inline(always)]
 pub(super) fn handles_message_of(rank: Rank) {
-    SENDER.set(rank.0);
+    SENDER.set(u64::from(rank.0));
 }
 
 /// Notes the runtime that makes progress.
@@ -62,13 +63,13 @@ pub(super) fn signal_message(
     comp: Option<&Arc<dyn Completion>>,
     status: Status,
 ) -> Result<(), SignalError> {
-    give(status.rank.0, comp, status)
+    give(u64::from(status.rank.0), comp, status)
 }
 
 /// Gives a status to a completion object: the one place where users' code is called.
 #[inline(always)]
 fn give(
-    sender: u32,
+    sender: u64,
     comp: Option<&Arc<dyn Completion>>,
     status: Status,
 ) -> Result<(), SignalError> {
@@ -94,7 +95,7 @@ pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any
 
 #[inline(always)]
 fn guarded_for<R>(
-    sender: u32,
+    sender: u64,
     call: impl FnOnce() -> R,
 ) -> Result<R, Box<dyn std::any::Any + Send>> {
     let outer = SENDER.replace(sender);

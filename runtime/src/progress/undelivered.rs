@@ -46,11 +46,7 @@ impl Pass<'_> {
         {
             return self.keep_behind(comp, status, about);
         }
-        let given = match about {
-            About::Operation => signal(comp, status),
-            _ => signal_message(comp, status),
-        };
-        match given {
+        match signal_about(about, comp, status) {
             Ok(()) => {}
             Err(SignalError::Full(comp, status)) => self.keep_refused(&comp, *status, about),
             Err(SignalError::Panicked(error)) => self.complain(error),
@@ -127,20 +123,20 @@ impl Pass<'_> {
             (About::Whole, Buffer::Loan(loan)) => Payload::Loan(loan),
             (About::Whole | About::Arrival, buffer) => {
                 let kept = self.charge(from, Kept::buffer(&buffer));
-                return Delivery::Status(Status { buffer, ..status }, Some(kept));
+                return Delivery::Status(Status { buffer, ..status }, Some(kept), about);
             }
             (About::Operation | About::Received, buffer) => {
                 // The buffer is the user's, but a peer may have caused the status by a put that
                 // notifies.
                 let kept = self.charge(from, Kept::STATUS);
-                return Delivery::Status(Status { buffer, ..status }, Some(kept));
+                return Delivery::Status(Status { buffer, ..status }, Some(kept), about);
             }
         };
         match self.settle(payload) {
             Payload::Packet(packet) => {
                 let kept = self.charge(from, Kept::packet(self.device.host_pool.packet_size()));
                 let buffer = Buffer::Packet(packet);
-                Delivery::Status(Status { buffer, ..status }, Some(kept))
+                Delivery::Status(Status { buffer, ..status }, Some(kept), about)
             }
             payload => self.charged_message(from, tag, payload),
         }
@@ -270,12 +266,11 @@ impl Pass<'_> {
     /// Tries a delivery once more. Gives it back with the reason if it still has to wait.
     fn deliver_again(&mut self, entry: Entry) -> Option<(Entry, Obstacle)> {
         let Entry { comp, what } = entry;
-        let is_fetched = matches!(what, Delivery::Fetch(..));
-        let (status, kept) = match what {
-            Delivery::Status(status, kept) => (status, kept),
+        let (status, kept, about) = match what {
+            Delivery::Status(status, kept, about) => (status, kept, about),
             Delivery::Message { from, tag, payload, kept } => {
                 match self.place_am(&comp, (from, tag), payload) {
-                    Ok(Some(status)) => (status, Some(kept)),
+                    Ok(Some(status)) => (status, Some(kept), About::Arrival),
                     Ok(None) => return None,
                     Err((payload, why)) => {
                         let why = self.no_packet(why);
@@ -300,17 +295,12 @@ impl Pass<'_> {
                     Obstacle::UnderWay,
                 ));
             }
-            Delivery::Fetch(fetch, _) => (fetch.take()?, None),
+            Delivery::Fetch(fetch, _) => (fetch.take()?, None, About::Arrival),
         };
-        // What has no cost is no message of a peer's.
-        let given = match (kept, is_fetched) {
-            (None, false) => signal(Some(&comp), status),
-            _ => signal_message(Some(&comp), status),
-        };
-        match given {
+        match signal_about(about, Some(&comp), status) {
             Ok(()) => None,
             Err(SignalError::Full(_, status)) => {
-                Some((Entry { comp, what: Delivery::Status(*status, kept) }, Obstacle::Full))
+                Some((Entry { comp, what: Delivery::Status(*status, kept, about) }, Obstacle::Full))
             }
             Err(SignalError::Panicked(error)) => {
                 self.complain(error);
@@ -365,7 +355,34 @@ impl Pass<'_> {
     }
 }
 
+/// Gives a status to a completion object. A post of its code is a reply unless the status is that
+/// of an operation.
+#[inline(always)]
+fn signal_about(
+    about: About,
+    comp: Option<&Arc<dyn Completion>>,
+    status: Status,
+) -> Result<(), SignalError> {
+    match about {
+        About::Operation => signal(comp, status),
+        About::Received | About::Arrival | About::Whole => signal_message(comp, status),
+    }
+}
+
 impl Core {
+    /// Signals a completion object of a receive whose message was there, in the call that posts it.
+    pub(crate) fn tell_received(
+        &self,
+        device: &Port,
+        comp: Option<&Arc<dyn Completion>>,
+        status: Status,
+    ) {
+        match comp.filter(|comp| comp.runs_user_code()).cloned() {
+            Some(comp) => device.undelivered.tell_later(About::Received, [(Some(comp), status)]),
+            None => self.tell(device, comp, status),
+        }
+    }
+
     /// Signals a completion object outside of progress, in a call that posts. A status waits with
     /// the device for progress if there is no room for it, or if its object may run code of the
     /// user's.

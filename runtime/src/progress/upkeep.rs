@@ -98,8 +98,12 @@ impl Pass<'_> {
         {
             return;
         }
+        let is_message = landing.is_message();
         let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
-        self.signal(comp.as_ref(), status);
+        match is_message {
+            true => self.signal_received(comp.as_ref(), status),
+            false => self.signal(comp.as_ref(), status),
+        }
     }
 
     /// Sends the peer the message that it waits for. Returns `true` if the operation goes on: the
@@ -153,6 +157,7 @@ impl Pass<'_> {
     /// Ends the operations of this device that wait for a peer, and all others if it `is_gone`.
     #[cold]
     pub(super) fn end_peer(&mut self, rank: Rank, cause: &DownCause, is_gone: bool) {
+        self.inner.note_off(rank);
         let mut ended = Vec::new();
         let down = Ending::Down(rank, cause);
         self.device.each_holder(self.inner, &mut |holder| holder.end(&down, &mut ended));
@@ -234,5 +239,29 @@ impl Pass<'_> {
             self.moved = true;
             self.device.ordered.forget(number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Runtime;
+    use crate::protocol::flow::Room;
+
+    #[test]
+    fn xoff_by_one_device_is_for_all_and_ends_with_the_peer_there() {
+        let ranks = Runtime::in_process(2).unwrap();
+        let other = ranks[0].device().build().unwrap();
+        let (core, one, peer) = (&ranks[0].0, &ranks[0].default_device().0, Rank(1));
+        let off = Hold { room: Room::Any, is_off: true };
+        core.hold(one, peer, off, 1);
+        assert!(other.0.route(peer).unwrap().is_off() && other.0.deaf.was_refused());
+        // The other device has no link that would notice the end.
+        let mut pass = Pass { inner: core, device: one, error: None, moved: false };
+        pass.peer_down(peer, DownCause::Protocol("it is a test".into()));
+        assert!(!other.0.route(peer).unwrap().is_off(), "it waits for a word to go on for ever");
+        // A word that comes late changes nothing.
+        core.hold(one, peer, off, 2);
+        assert!(!other.0.route(peer).unwrap().is_off());
     }
 }

@@ -9,7 +9,7 @@
 //!
 //!   requests ──────────────────────►     handlers post replies, beyond CARRACK_BACKLOG:
 //!   ◄─────────── hold (XOFF, turn)
-//!   replies, and earlier posts ────►
+//!   replies, and earlier posts ────►     posts only replies beyond half of that
 //!   ◄──────────── hold (XON, turn)       once half of that is left
 //! ```
 //!
@@ -87,11 +87,13 @@ pub(crate) struct Bound(pub(crate) usize);
 
 impl Bound {
     /// Returns the operations that may wait when one more is posted. A reply always may: its
-    /// request has kept a place for it.
-    pub(crate) fn limit(self, is_reply: bool, is_off: bool) -> usize {
+    /// request has kept a place for it. A rank that `holds_off` its peer lets it go on once half
+    /// of the bound is left, so other posts of its own have only that half.
+    pub(crate) fn limit(self, is_reply: bool, is_off: bool, holds_off: bool) -> usize {
         match (is_reply, is_off) {
             (true, _) => usize::MAX,
             (false, true) => 0,
+            (false, false) if holds_off => self.0 / 2,
             (false, false) => self.0,
         }
     }
@@ -148,6 +150,11 @@ impl Rx {
             hold != Hold::default()
         });
         (news, self.turn)
+    }
+
+    /// Returns `true` if a rank was told XOFF.
+    pub(crate) fn holds_off(&self, rank: Rank) -> bool {
+        self.told.iter().any(|told| told.rank == rank && told.hold.is_off)
     }
 
     /// Returns the number of ranks that hold, or may have to.
@@ -231,7 +238,9 @@ mod tests {
 
         fn post(&mut self, at: usize, message: Message) -> bool {
             let side = &mut self.sides[at];
-            let limit = BOUND.limit(message == Message::Reply, side.tx.hold().is_off);
+            let holds_off = side.rx.holds_off(Rank(1 - at as u32));
+            let is_reply = message == Message::Reply;
+            let limit = BOUND.limit(is_reply, side.tx.hold().is_off, holds_off);
             // What goes at once is refused like what waits.
             if limit == 0 || side.backlog.len() >= limit {
                 return false;

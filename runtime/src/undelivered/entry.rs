@@ -18,8 +18,9 @@ pub(crate) struct Entry {
 }
 
 pub(crate) enum Delivery {
-    /// The end of an operation, or a message of a peer, and its cost.
-    Status(Status, Option<Kept>),
+    /// The end of an operation, or a message of a peer, and its cost. Handlers reply only to
+    /// messages, so what it is about stays with it.
+    Status(Status, Option<Kept>, About),
     /// An active message that still needs a packet.
     Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },
     /// The RTS of an active message. Its bytes are with the sender.
@@ -86,7 +87,7 @@ impl Entry {
     /// Returns the cost that it is charged with.
     pub(crate) fn kept(&self) -> Option<Kept> {
         match self.what {
-            Delivery::Status(_, kept) => kept,
+            Delivery::Status(_, kept, _) => kept,
             Delivery::Message { kept, .. } => Some(kept),
             Delivery::Rts { .. } | Delivery::Fetch(..) => None,
         }
@@ -95,7 +96,7 @@ impl Entry {
     /// Returns the rank that has sent it, or the peer of the operation.
     pub(crate) fn rank(&self) -> Rank {
         match &self.what {
-            Delivery::Status(status, _) => status.rank,
+            Delivery::Status(status, ..) => status.rank,
             Delivery::Message { from, .. }
             | Delivery::Rts { from, .. }
             | Delivery::Fetch(_, from) => *from,
@@ -110,7 +111,7 @@ impl Entry {
             Delivery::Message { from, tag, payload, .. } => {
                 (*from, *tag, host_copy(payload.view())?)
             }
-            Delivery::Status(status, _) => {
+            Delivery::Status(status, ..) => {
                 (status.rank, status.tag, host_copy(status.buffer.view())?)
             }
             Delivery::Rts { .. } | Delivery::Fetch(..) => return None,

@@ -91,7 +91,7 @@ impl Undelivered {
     }
 
     /// Leaves signals to progress, for callers that hold locks.
-    pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = Ended>) {
+    pub(crate) fn tell_later(&self, about: About, ended: impl IntoIterator<Item = Ended>) {
         // A status without a completion object is dropped without the lock: its buffer may run
         // code of the user.
         let told: Vec<_> =
@@ -101,7 +101,7 @@ impl Undelivered {
         }
         let mut lists = self.0.lock();
         for (comp, status) in told {
-            let what = Delivery::Status(status, None);
+            let what = Delivery::Status(status, None, about);
             lists.queue_or_new(&comp).entries.push_back(Entry { comp, what });
         }
         self.0.set_count(lists.count());
@@ -137,6 +137,10 @@ impl Undelivered {
 
     /// Puts a delivery behind those that wait for the same object, if there are any; else gives it
     /// back.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the error is the entry that has not to wait; not the hot path"
+    )]
     pub(crate) fn wait_behind(&self, entry: Entry) -> Result<(), Entry> {
         match self.0.lock().queue(&entry.comp) {
             Some(queue) => {
@@ -242,7 +246,7 @@ impl Holder for Undelivered {
         let (Ending::Closing | Ending::Closed) = why else { return };
         let entries = self.0.take().queues.into_iter().flat_map(|queue| queue.entries);
         ended.extend(entries.filter_map(|Entry { comp, what }| match what {
-            Delivery::Status(status, _) => Some((Some(comp), status)),
+            Delivery::Status(status, ..) => Some((Some(comp), status)),
             Delivery::Message { .. } | Delivery::Rts { .. } | Delivery::Fetch(..) => None,
         }));
     }

@@ -195,14 +195,24 @@ impl Post<'_, Recv<'_>> {
             // The receive will end later than this call.
             receive.op.comp = self.desc.comp.cloned();
             if let Some((_, status)) = device.land(runtime, message, receive) {
-                return self.called(Ok(Outcome::Done(status)));
+                return Ok(self.received(status));
             }
             return Ok(Outcome::Posted);
         }
         match device.land(runtime, message, receive) {
-            Some((_, status)) => self.called(Ok(Outcome::Done(status))),
+            Some((_, status)) => Ok(self.received(status)),
             None => Ok(Outcome::Posted),
         }
+    }
+
+    /// Returns the outcome of a receive whose message was there.
+    fn received(&self, status: Status) -> Outcome {
+        if !self.desc.mode.submits() {
+            return Outcome::Done(status);
+        }
+        self.runtime.0.tell_received(self.device_inner(), self.desc.comp, status);
+        self.runtime.0.sleepers.wake();
+        Outcome::Posted
     }
 
     /// Notes a receive that waits for its message.

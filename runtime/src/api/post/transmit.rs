@@ -388,7 +388,8 @@ fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
 #[cold]
 fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
     let (backlog, is_reply) = (out.runtime.0.settings.backlog(), out.is_reply());
-    let limit = Bound(backlog).limit(is_reply, out.is_off());
+    let holds_off = out.device.holds.holds_off(out.desc.rank);
+    let limit = Bound(backlog).limit(is_reply, out.is_off(), holds_off);
     if let Some(cause) = out.route.down() {
         return Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() });
     }
