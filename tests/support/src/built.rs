@@ -11,8 +11,10 @@ fn folder() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_path_buf()
 }
 
-/// Builds a package's programs as this test was built. A test that Cargo did not start finds them
-/// as they are.
+/// Builds programs as this test was built. A test that Cargo did not start finds them as they are.
+///
+/// All selections are of the workspace, and include examples or tests: Cargo unites the features of
+/// all that it builds, and would compile the crates anew for a package alone.
 fn build(what: &[&str]) {
     let Some(cargo) = std::env::var_os("CARGO") else { return };
     let folder = folder();
@@ -33,9 +35,9 @@ fn build(what: &[&str]) {
 pub fn carrack() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        build(&["--package", "carrack-cli"]);
+        build(&["--workspace", "--bin", "carrack", "--example", "readme"]);
         let carrack = folder().join("carrack");
-        assert!(carrack.exists(), "no {}; run cargo build -p carrack-cli", carrack.display());
+        assert!(carrack.exists(), "no {}; run cargo build --workspace", carrack.display());
         carrack
     })
 }
@@ -44,12 +46,12 @@ pub fn carrack() -> &'static Path {
 pub fn examples() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        build(&["--package", "carrack-workspace", "--examples"]);
+        build(&["--workspace", "--examples"]);
         folder().join("examples")
     })
 }
 
 /// Sees to it that a test program of the tests' own package is there.
 pub fn test_program(name: &str) {
-    build(&["--package", "carrack-workspace", "--test", name]);
+    build(&["--workspace", "--test", name]);
 }
