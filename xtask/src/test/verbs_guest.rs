@@ -172,12 +172,10 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError
 }
 
 /// The carrack command and the examples, which some tests start: nothing is built in a guest.
+/// The selection is of the workspace, so that its crates have the features that its tests have.
 fn build_programs(context: &Context) -> Result<(), TaskError> {
-    for what in ["carrack-cli", "carrack-workspace --examples"] {
-        let mut command = context.workspace.cargo(&format!("build --quiet --package {what}"));
-        child::run(&mut command, BUILD, |_| {})?;
-    }
-    Ok(())
+    let mut command = context.workspace.cargo("build --workspace --bins --examples");
+    child::run(&mut command, BUILD, |_| {})
 }
 
 /// Runs a check and counts its tests. Those of two guests are the same: the first one's count.
