@@ -10,6 +10,7 @@
 //! | [`proof`] | both sides prove that they hold a secret, which is never sent |
 //! | [`greeting`] | a proof over a connection, without a blocking wait |
 //! | [`pending`] | connections that have not proved anything yet: bounded in number and time |
+//! | [`interfaces`] | the addresses at which other machines reach this one |
 //!
 //! The order on a connection is fixed: a greeting, then the messages of its protocol.
 //! No descriptor, key or address goes over before the greeting has proved both sides.
@@ -18,6 +19,7 @@ pub mod adopt;
 pub mod frames;
 pub mod greeting;
 pub mod header;
+pub mod interfaces;
 pub mod packets;
 pub mod pending;
 pub mod proof;

@@ -5,7 +5,6 @@ use super::address::{Address, DeviceKey, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
 use super::domain::Shared;
 use super::entries::{Entries, Phase};
-use super::interfaces;
 use super::link::RdmaLink;
 use super::partings::Partings;
 use super::rails::{self, Rails, Ways};
@@ -22,6 +21,7 @@ use crate::contract::{
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
+use crate::net::interfaces;
 use crate::sync::BiasedLock;
 use crate::upkeep::Upkeep;
 use rustix::event::Timespec;
@@ -312,7 +312,14 @@ fn at(shared: &Shared) -> Option<SocketAddr> {
 
 /// Returns the addresses that are published.
 fn hosts(shared: &Shared) -> Vec<Host> {
-    at(shared).map_or_else(interfaces::addresses, |address| vec![Host::of(address.ip())])
+    if let Some(address) = at(shared) {
+        return vec![Host::of(address.ip())];
+    }
+    let all = interfaces::all().unwrap_or_default();
+    let others = all.into_iter().filter(|interface| !interface.address.is_loopback());
+    let mut hosts: Vec<_> = others.map(|interface| Host::of(interface.address)).collect();
+    hosts.sort_by_key(|host| (host.is_link_local, host.ip.is_ipv6()));
+    hosts
 }
 
 impl Polling {

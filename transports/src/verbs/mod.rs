@@ -9,7 +9,6 @@
 //! | [`address`] | a device's published address, and reachability |
 //! | [`wire`] | the messages by which two devices make a connection |
 //! | [`channel`] | the TCP connection that carries them, and stays open |
-//! | `interfaces` | this machine's IP addresses |
 //! | `domain` | a port, opened for a rank |
 //! | `queue_pairs` | queue pairs, and the states that they are brought into |
 //! | `thread_domains` | queue pairs that the library takes no locks for |
@@ -46,7 +45,6 @@ mod device;
 mod domain;
 mod entries;
 mod gpu_memory;
-mod interfaces;
 mod link;
 mod meeting;
 mod memory;
