@@ -13,6 +13,7 @@ use carrack::transports::loopback::Loopback;
 use carrack::transports::mem::GpuAllocator;
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::{Geometry, Shm};
+use carrack::transports::tcp::{Options as TcpOptions, Tcp};
 use carrack::transports::verbs::{Options as VerbsOptions, Rdma};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -45,6 +46,10 @@ fn transport(choice: TransportChoice) -> Box<dyn Transport> {
             Box::new(carrack_simulators::nic::transport(verbs_options()))
         }
         TransportChoice::Verbs => Box::new(Rdma::new(verbs_options())),
+        TransportChoice::Tcp => {
+            let options = TcpOptions { packet_size: 4096, window: 16 << 10, ..Default::default() };
+            Box::new(Tcp::new(options))
+        }
         other => panic!("say here how {other:?} is opened"),
     }
 }

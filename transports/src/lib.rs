@@ -48,6 +48,8 @@ pub mod shm;
 #[cfg(not(loom))]
 pub mod signals;
 pub mod sync;
+#[cfg(not(loom))]
+pub mod tcp;
 pub mod trial;
 #[cfg(not(loom))]
 mod upkeep;

@@ -7,6 +7,7 @@ use crate::gpu::Driver;
 use crate::loopback::{self, Loopback};
 use crate::settings::{AutoChoice, Choice};
 use crate::shm::{self, Shm, ShmSettings};
+use crate::tcp::{self, Tcp, TcpSettings};
 use crate::verbs::{self, Options, Rdma, VerbsSettings};
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ crate::declare_choice! {
         Shm = shm::NAME,
         /// `verbs`: RDMA, to other nodes.
         Verbs = verbs::NAME,
+        /// `tcp`: TCP, to other nodes without RDMA.
+        Tcp = tcp::NAME,
         /// `verbs-simulated`: the same over a NIC that is simulated on this machine, for tests.
         VerbsSimulated = verbs::SIMULATED,
     }
@@ -26,7 +29,7 @@ crate::declare_choice! {
 
 impl TransportChoice {
     /// Those that are used unless others are asked for, the preferred one first.
-    pub const USUAL: [Self; 3] = [Self::Loopback, Self::Shm, Self::Verbs];
+    pub const USUAL: [Self; 4] = [Self::Loopback, Self::Shm, Self::Verbs, Self::Tcp];
 
     /// Returns the transport's name.
     pub fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ crate::declare_settings! {
         shm: ShmSettings;
         cuda_ipc: CudaIpcSettings;
         verbs: VerbsSettings;
+        tcp: TcpSettings;
     }
 }
 
@@ -57,6 +61,7 @@ pub fn all(
         Box::new(Shm::with(settings.shm(), packet_size)),
         Box::new(Rdma::new(options.clone())),
         Box::new(simulated(options)),
+        Box::new(Tcp::new(tcp::Options::of(settings.tcp(), packet_size))),
     ]
 }
 

@@ -416,7 +416,7 @@ impl RxOp {
     fn in_chunks(&mut self, run: &Run<'_>) -> Option<Way> {
         let linked = run.device.known_route(self.from)?.linked()?;
         let chunk = linked.caps.chunk.max(1);
-        let may = self.may_be_written() && self.rx.size() > chunk && linked.caps.remote_memory;
+        let may = self.may_be_written() && self.rx.size() > chunk && linked.caps.windows;
         let buffer = self.target.buffer().filter(|buffer| may && buffer.kind().is_host())?;
         let (why, back) = match linked.link.expose_chunks(std::mem::take(buffer)) {
             Err(refused) => refused,
@@ -437,7 +437,7 @@ impl RxOp {
     /// pays: host memory, or GPU memory that this rank's NIC reaches, which then needs no blocks.
     fn as_a_whole(&mut self, run: &Run<'_>) -> Option<Way> {
         let linked = run.device.known_route(self.from)?.linked()?;
-        let may = self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.remote_memory;
+        let may = self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.windows;
         let buffer = self.target.buffer().filter(|_| may)?;
         match linked.link.expose(std::mem::take(buffer)) {
             Ok(exposed) => {

@@ -50,6 +50,7 @@ mod tests {
         am_owned: 1000,
         am_from_device: true,
         remote_memory: false,
+        windows: false,
         chunk: usize::MAX,
         locality: carrack_transports::contract::Locality::Network,
     };

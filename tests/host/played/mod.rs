@@ -205,6 +205,7 @@ impl Transport for Played {
             am_owned: LONGEST,
             am_from_device: true,
             remote_memory: self.0.exposing.lock().unwrap().is_some(),
+            windows: self.0.exposing.lock().unwrap().is_some(),
             chunk: 4 << 20,
             locality: Locality::Network,
         };

@@ -124,6 +124,15 @@ impl Job for OverShm {
     const TRIES_LOCKS: bool = true;
 }
 
+pub struct OverTcp;
+
+impl Job for OverTcp {
+    const NAME: &'static str = "tcp";
+    const TRANSPORT: TransportChoice = TransportChoice::Tcp;
+    const PATH: &'static str = carrack::transports::tcp::NAME;
+    const TRIES_LOCKS: bool = true;
+}
+
 /// Over shared memory, with devices whose small copies go to a resident kernel.
 pub struct WithCopiers;
 
@@ -183,6 +192,7 @@ macro_rules! over_each_transport {
     ($attributes:tt; $($test:ident),+ $(,)?) => {
         $crate::over_transport!(loopback, OverLoopback, [], $($test),+);
         $crate::over_transport!(shm, OverShm, [], $($test),+);
+        $crate::over_transport!(tcp, OverTcp, [], $($test),+);
         $crate::over_transport!(simulated_nic, OverSimulatedNic, $attributes, $($test),+);
         $crate::over_transport!(
             verbs,

@@ -19,6 +19,10 @@ pub struct Caps {
     /// `true` if links write to and read from peers' memory by themselves
     /// ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
+    /// `true` if a peer's puts ([`Link::put_chunk`](super::Link::put_chunk) included) reach buffers
+    /// that this rank has exposed to it ([`Link::expose`](super::Link::expose)), with the help of
+    /// this rank's polls or without. So a large message needs no copy of the transport's.
+    pub windows: bool,
     /// Bytes of a large message that links write at a time ([`Link::put_chunk`](super::Link)), at
     /// least 1; `usize::MAX` where they write none.
     pub chunk: usize,

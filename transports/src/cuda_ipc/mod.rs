@@ -60,6 +60,7 @@ impl CudaIpc {
             am_owned: 0,
             am_from_device: false,
             remote_memory: false,
+            windows: false,
             chunk: usize::MAX,
             locality: Locality::Node,
         };

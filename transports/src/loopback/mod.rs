@@ -72,6 +72,7 @@ impl Loopback {
             am_owned: self.max_message,
             am_from_device: true,
             remote_memory: false,
+            windows: false,
             chunk: usize::MAX,
             locality: Locality::Process,
         };

@@ -5,6 +5,7 @@
 //! | [`header`] | the first bytes of each message: which protocol, which version, which kind |
 //! | [`frames`] | messages on a stream of bytes, each with its length in front |
 //! | [`streams`] | a TCP connection that carries frames |
+//! | [`key`] | the unique name of a device |
 //! | [`packets`] | a Unix socket that carries records and file descriptors |
 //! | [`adopt`] | the socket that a process inherits from its launcher |
 //! | [`proof`] | both sides prove that they hold a secret, which is never sent |
@@ -20,6 +21,7 @@ pub mod frames;
 pub mod greeting;
 pub mod header;
 pub mod interfaces;
+pub mod key;
 pub mod packets;
 pub mod pending;
 pub mod proof;

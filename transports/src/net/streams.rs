@@ -99,6 +99,11 @@ impl TcpChannel {
         self.stream.peer_addr().ok()
     }
 
+    /// Returns the socket, when the frames are over and other bytes follow.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// Returns who is at the other end, for people.
     pub fn whom(&self) -> String {
         self.peer().map_or_else(|| "an unknown address".into(), |address| address.to_string())
@@ -169,10 +174,27 @@ impl AsFd for TcpChannel {
 pub fn listen(at: Option<SocketAddr>) -> io::Result<TcpListener> {
     let listener = match at {
         Some(address) => TcpListener::bind(address)?,
-        // A socket for both families; where there is no IPv6, one for the other.
-        None => TcpListener::bind((IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0))
-            .or_else(|_| TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)))?,
+        None => return listen_at(0),
     };
+    ready(listener)
+}
+
+/// Listens at a port of all of this machine's addresses; 0: at one that the kernel chooses.
+///
+/// # Errors
+/// The kernel's.
+pub fn listen_at(port: u16) -> io::Result<TcpListener> {
+    // A socket for both families; where there is no IPv6, one for the other.
+    let listener = TcpListener::bind((IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
+    ready(match listener {
+        Err(error) if error.kind() != ErrorKind::AddrInUse => {
+            TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))?
+        }
+        bound => bound?,
+    })
+}
+
+fn ready(listener: TcpListener) -> io::Result<TcpListener> {
     // All ranks of a job may call at the same time; the standard library has 128 wait, the system
     // says what it grants.
     rustix::net::listen(&listener, QUEUE)?;

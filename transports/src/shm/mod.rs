@@ -102,6 +102,7 @@ impl Transport for Shm {
             am_owned: 0,
             am_from_device: false,
             remote_memory: false,
+            windows: false,
             chunk: usize::MAX,
             locality: Locality::Node,
         };

@@ -1,34 +1,13 @@
 //! Published addresses of devices, and reachability between them.
 
 use crate::contract::{AddressBlob, Cost, Reach};
+use crate::net::key::DeviceKey;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 const MAGIC: [u8; 4] = *b"CRV1";
 
 /// Maximum number of IP addresses that a device publishes.
 const MOST: usize = 8;
-
-/// Unique name of a device in the job. It tells a device from its predecessor.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct DeviceKey(pub [u8; 16]);
-
-impl DeviceKey {
-    /// Returns a new, unique key.
-    ///
-    /// # Errors
-    /// The kernel's, if it has no random numbers.
-    pub fn fresh() -> rustix::io::Result<Self> {
-        let mut bytes = [0; 16];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += rustix::rand::getrandom(
-                &mut bytes[filled..],
-                rustix::rand::GetRandomFlags::empty(),
-            )?;
-        }
-        Ok(Self(bytes))
-    }
-}
 
 /// Network of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

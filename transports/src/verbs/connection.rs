@@ -1,7 +1,6 @@
 //! A reliable queue pair to one peer's device, shared by the device that serves it and the link
 //! that sends through it.
 
-use super::address::DeviceKey;
 use super::bounces::Bounces;
 use super::memory::Words;
 use super::sending::{Sending, Unsent};
@@ -13,6 +12,7 @@ use crate::contract::{
     Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError, WordChange,
 };
 use crate::mem::{Buffer, MemRef};
+use crate::net::key::DeviceKey;
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The completion queue of a device, and its upkeep: calls, ends of connections, and the NIC's
 //! events.
 
-use super::address::{Address, DeviceKey, Fabric, Host, THIS_MACHINE, ip_of};
+use super::address::{Address, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
 use super::domain::Shared;
 use super::entries::{Entries, Phase};
@@ -22,6 +22,7 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::interfaces;
+use crate::net::key::DeviceKey;
 use crate::sync::BiasedLock;
 use crate::upkeep::Upkeep;
 use rustix::event::Timespec;

@@ -172,6 +172,7 @@ impl RdmaDomain {
             am_owned: 0,
             am_from_device: false,
             remote_memory: true,
+            windows: true,
             chunk: options.chunk,
             locality: Locality::Network,
         };

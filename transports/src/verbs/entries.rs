@@ -1,11 +1,11 @@
 //! The connections of a device, found by number, by the peer's device, and by queue pair.
 
-use super::address::DeviceKey;
 use super::channel::Channel;
 use super::connection::Connection;
 use super::wire::End;
 use crate::contract::PeerId;
 use crate::net::greeting::Greeting;
+use crate::net::key::DeviceKey;
 use crate::net::proof::Session;
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! Begin and end of connections: calls, answers, calls that cross, and orderly and other ends.
 
-use super::address::{Address, DeviceKey};
+use super::address::Address;
 use super::channel::{Channel, Received};
 use super::connection::Connection;
 use super::device::{CALL, Polling};
@@ -16,6 +16,7 @@ use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
 use crate::net::greeting::{Failure, Progress};
 use crate::net::is_shortage;
+use crate::net::key::DeviceKey;
 use crate::net::proof::{Role, Session, Unproven};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;

@@ -244,7 +244,8 @@ impl PlaceKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::address::{DeviceKey, Fabric, Host};
+    use crate::net::key::DeviceKey;
+    use crate::verbs::address::{Fabric, Host};
     use proptest::prelude::*;
 
     fn address(number: u8) -> Address {

@@ -1,7 +1,6 @@
 //! Callers that are not known so far: each proves that it belongs to the job and introduces its
 //! end, or is sent away.
 
-use super::address::DeviceKey;
 use super::channel::{Channel, Received};
 use super::device::{Polling, STRANGER};
 use super::entries::Phase;
@@ -9,6 +8,7 @@ use super::meeting::is_lack;
 use super::wire::{End, Message, greeting};
 use crate::contract::PeerId;
 use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::key::DeviceKey;
 use crate::net::pending::Pending;
 use crate::net::proof::{Role, Session, Unproven};
 use std::io;

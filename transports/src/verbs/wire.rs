@@ -12,10 +12,10 @@
 //! (SipHash-2-4 of 128 bits) of the other side's number and the content of the message. The key is
 //! the job's secret, which itself is never sent.
 
-use super::address::DeviceKey;
 use crate::contract::Identity;
 use crate::net::greeting::Greeting;
 use crate::net::header::{BYE, FIRST_OWN, Protocol, REFUSAL, words};
+use crate::net::key::DeviceKey;
 use crate::net::proof::{Claim, Key, Proof, Role, Session};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

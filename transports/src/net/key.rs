@@ -1,0 +1,23 @@
+//! Names of devices.
+
+/// Unique name of a device in the job. It tells a device from its predecessor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct DeviceKey(pub [u8; 16]);
+
+impl DeviceKey {
+    /// Returns a new, unique key.
+    ///
+    /// # Errors
+    /// The kernel's, if it has no random numbers.
+    pub fn fresh() -> rustix::io::Result<Self> {
+        let mut bytes = [0; 16];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            filled += rustix::rand::getrandom(
+                &mut bytes[filled..],
+                rustix::rand::GetRandomFlags::empty(),
+            )?;
+        }
+        Ok(Self(bytes))
+    }
+}

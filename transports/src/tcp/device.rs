@@ -1,0 +1,718 @@
+//! The sockets of a device: those of links that lead here, and of links that lead away.
+//!
+//! A poll reads sockets on which something came a moment ago directly. The others wait in an epoll
+//! set, which a poll reads at intervals, so that idle links cost other transports next to nothing.
+
+use super::address::Address;
+use super::inbound::{Inbound, Lost};
+use super::incoming::{Fault, Incoming, Read, Receiving};
+use super::link::{Outgoing, TcpLink};
+use super::strangers::{Guest, Strangers};
+use super::windows::Windows;
+use super::{NAME, Options, socket, wire};
+use crate::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::contract::{
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
+    Reach, SubmitError, Unavailable,
+};
+use crate::fork::Owner;
+use crate::mem::PacketSource;
+use crate::net::greeting::{Carrier as _, Greeting};
+use crate::net::interfaces::{self, Interface};
+use crate::net::key::DeviceKey;
+use crate::net::proof::Role;
+use crate::shm::handshake::Place;
+use crate::sync::{BiasedLock, Sleepers};
+use parking_lot::Mutex;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use std::collections::VecDeque;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const LISTENER: u64 = 0;
+const BELL: u64 = 1;
+const TIMER: u64 = 2;
+const INCOMING: u64 = 1 << 32;
+pub(super) const OUTGOING: u64 = 2 << 32;
+const STRANGER: u64 = 3 << 32;
+
+/// Bytes that one call of a socket receives, of all but puts.
+const SCRATCH: usize = 64 << 10;
+
+/// Bytes after which an acknowledgement is due.
+const ACK: u64 = 64 << 10;
+
+/// Sockets that are read directly, at most: of more, the epoll set knows quicker which have
+/// something.
+const HOT: usize = 4;
+
+/// Time for which a socket is read directly after something came on it.
+const WARM: u64 = 1000 * TICKS_PER_MICROSECOND;
+
+/// Time between two looks at the epoll set.
+const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
+
+/// Time between two looks at connections that stand still, or are not up.
+const TICK: Duration = Duration::from_millis(50);
+
+/// State that links and the device share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    identity: Identity,
+    address: Address,
+    own: Vec<Interface>,
+    pub(super) options: Options,
+    pub(super) packets: Arc<dyn PacketSource>,
+    pub(super) windows: Arc<Windows>,
+    epoll: OwnedFd,
+    sleepers: Sleepers,
+    outgoing: Mutex<Vec<Option<Arc<Outgoing>>>>,
+    /// Something is there for the next poll: one of the three below, or connections to look at.
+    news: AtomicBool,
+    /// Links with unsent bytes.
+    left: Mutex<Vec<u32>>,
+    /// Links on which an acknowledgement is waited for.
+    expected: Mutex<Vec<u32>>,
+    events: Mutex<VecDeque<Event>>,
+    deaths: Mutex<Vec<(PeerId, DownCause)>>,
+    looks_soon: AtomicBool,
+    is_short: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn watch(
+        &self,
+        fd: BorrowedFd<'_>,
+        name: u64,
+        changes: EventFlags,
+    ) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
+    }
+
+    pub(super) fn watch_again(
+        &self,
+        fd: BorrowedFd<'_>,
+        name: u64,
+        changes: EventFlags,
+    ) -> Result<(), Errno> {
+        epoll::modify(&self.epoll, fd, EventData::new_u64(name), changes)
+    }
+
+    /// Returns the greeting with which this device proves itself.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub(super) fn greeting(&self, role: Role) -> Result<Greeting, Errno> {
+        wire::greeting(role, &self.identity, self.address.key, self.address.port)
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.identity.ranks
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Has the next poll yield an event.
+    pub(super) fn tell(&self, event: Event) {
+        self.events.lock().push_back(event);
+        self.has_news();
+    }
+
+    /// Has the next poll report a peer's end, behind what the peer sent before.
+    pub(super) fn has_died(&self, peer: PeerId, cause: DownCause) {
+        self.deaths.lock().push((peer, cause));
+        self.has_news();
+    }
+
+    /// Leaves a link's unsent bytes to the next poll.
+    pub(super) fn leaves(&self, link: u32) {
+        self.left.lock().push(link);
+        self.has_news();
+    }
+
+    /// Has the next polls read a link's acknowledgements directly.
+    pub(super) fn expects(&self, link: u32) {
+        self.expected.lock().push(link);
+        self.has_news();
+    }
+
+    /// Has the next poll look at connections that are not up.
+    pub(super) fn look_soon(&self) {
+        self.looks_soon.store(true, Ordering::Release);
+        self.has_news();
+    }
+
+    fn has_news(&self) {
+        self.news.store(true, Ordering::Release);
+        self.sleepers.wake();
+    }
+
+    /// Logs, once for each shortage, that connections wait for a resource.
+    pub(super) fn tell_of_shortage(&self, error: Errno) {
+        if error != Errno::AGAIN && !self.is_short.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                %error,
+                "this process lacks a descriptor or memory for a connection, which waits for it; \
+                on open files `ulimit -n` is the limit"
+            );
+        }
+    }
+
+    fn link(&self, index: u32) -> Option<Arc<Outgoing>> {
+        self.outgoing.lock().get(index as usize)?.clone()
+    }
+}
+
+#[derive(Debug)]
+struct Polling {
+    listener: Option<TcpListener>,
+    strangers: Strangers,
+    inbound: Vec<Option<Inbound>>,
+    /// Sockets that are read directly, by name, with the ticks at which something last came.
+    hot: Vec<(u64, u64)>,
+    scratch: Box<[u8]>,
+    polls: u32,
+    looked_at: u64,
+    ticked_at: Instant,
+    /// Connections are not up or stand still, as of the last look.
+    is_troubled: bool,
+}
+
+/// Sockets of a device.
+#[derive(Debug)]
+pub(super) struct TcpDevice {
+    shared: Arc<Shared>,
+    polling: BiasedLock<Polling>,
+    timer: OwnedFd,
+    /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
+    armed: AtomicBool,
+    owner: Owner,
+}
+
+impl TcpDevice {
+    pub(super) fn open(
+        options: Options,
+        identity: Identity,
+        packets: Arc<dyn PacketSource>,
+    ) -> Result<Self, Unavailable> {
+        let unavailable = |why: String| Unavailable::new(NAME, why);
+        let place = Place::here().map_err(unavailable)?;
+        let own = interfaces::reachable(&options.interface)
+            .map_err(|error| unavailable(format!("CARRACK_TCP_INTERFACE: {error}")))?;
+        let listener = socket::listen(&options.ports, &options.congestion)
+            .map_err(|error| unavailable(format!("it cannot listen: {error}")))?;
+        let ranks = identity.ranks;
+        let opened = || -> Result<Self, std::io::Error> {
+            let port = listener.local_addr()?.port();
+            let hosts = own.iter().map(|interface| interface.address).collect();
+            let address = Address { key: DeviceKey::fresh()?, boot: place.boot, port, hosts };
+            let shared = Shared {
+                identity,
+                address,
+                own: own.clone(),
+                options,
+                packets,
+                windows: Arc::default(),
+                epoll: epoll::create(CreateFlags::CLOEXEC)?,
+                sleepers: Sleepers::new()?,
+                outgoing: Mutex::default(),
+                news: AtomicBool::new(false),
+                left: Mutex::default(),
+                expected: Mutex::default(),
+                events: Mutex::default(),
+                deaths: Mutex::default(),
+                looks_soon: AtomicBool::new(false),
+                is_short: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
+            };
+            let timer = rustix::time::timerfd_create(
+                TimerfdClockId::Monotonic,
+                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+            )?;
+            shared.watch(listener.as_fd(), LISTENER, EventFlags::IN)?;
+            shared.watch(shared.sleepers.as_fd(), BELL, EventFlags::IN)?;
+            shared.watch(timer.as_fd(), TIMER, EventFlags::IN)?;
+            let polling = Polling {
+                listener: Some(listener.try_clone()?),
+                strangers: Strangers::of(ranks),
+                inbound: Vec::new(),
+                hot: Vec::with_capacity(HOT),
+                scratch: vec![0; SCRATCH].into(),
+                polls: 0,
+                looked_at: 0,
+                ticked_at: Instant::now(),
+                is_troubled: false,
+            };
+            Ok(Self {
+                shared: Arc::new(shared),
+                polling: BiasedLock::new(polling),
+                timer,
+                armed: AtomicBool::new(false),
+                owner: Owner::this_process(),
+            })
+        };
+        opened().map_err(|error| unavailable(format!("its sockets could not be made: {error}")))
+    }
+
+    /// Handles what other threads, and links, have left for a poll.
+    #[cold]
+    fn news(&self, polling: &mut Polling, batch: &mut Batch) {
+        self.shared.news.store(false, Ordering::Relaxed);
+        // The flag goes first: what is added meanwhile sets it again.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.shared.looks_soon.swap(false, Ordering::Acquire) {
+            polling.is_troubled = true;
+        }
+        let left = std::mem::take(&mut *self.shared.left.lock());
+        for link in left.into_iter().filter_map(|index| self.shared.link(index)) {
+            link.send_left(&self.shared);
+        }
+        let expected = std::mem::take(&mut *self.shared.expected.lock());
+        for index in expected {
+            polling.warm(OUTGOING | u64::from(index));
+        }
+        let mut events = self.shared.events.lock();
+        while !batch.is_full()
+            && let Some(event) = events.pop_front()
+        {
+            batch.push(event);
+        }
+        let is_left = !events.is_empty();
+        drop(events);
+        if is_left || !self.shared.deaths.lock().is_empty() {
+            self.shared.news.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the sockets on which something came a moment ago.
+    fn read_hot(&self, polling: &mut Polling, batch: &mut Batch) {
+        let now = ticks();
+        for at in (0..polling.hot.len()).rev() {
+            let Some(&(name, since)) = polling.hot.get(at) else { continue };
+            if self.hear(polling, name, batch) {
+                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == name) {
+                    hot.1 = now;
+                }
+            } else if now.wrapping_sub(since) > WARM && !self.is_awaited(name) {
+                polling.hot.swap_remove(at);
+                self.acknowledge(polling, name, 1);
+            }
+        }
+    }
+
+    /// Returns `true` if an operation's end is waited for on that socket.
+    fn is_awaited(&self, name: u64) -> bool {
+        let link = (name & OUTGOING != 0).then(|| self.shared.link(number(name))).flatten();
+        link.is_some_and(|link| !link.is_over() && link.has_bodies())
+    }
+
+    /// Reads a socket. Returns `true` if something came.
+    fn hear(&self, polling: &mut Polling, name: u64, batch: &mut Batch) -> bool {
+        match name & !0xffff_ffff {
+            OUTGOING => {
+                self.shared.link(number(name)).is_some_and(|link| link.listen(&self.shared))
+            }
+            _ => self.receive(polling, number(name), batch),
+        }
+    }
+
+    /// Takes in what has come on a link that leads here.
+    fn receive(&self, polling: &mut Polling, index: u32, batch: &mut Batch) -> bool {
+        let Polling { inbound, scratch, .. } = polling;
+        let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
+        let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
+        let mut to = Receiving { packets, windows, batch, scratch };
+        let read = entry.incoming.read(entry.socket.as_ref(), &mut to);
+        let peer = entry.incoming.peer;
+        match read {
+            Ok(read) => {
+                if entry.incoming.is_over {
+                    self.acknowledge(polling, name_of(index), 1);
+                    polling.leave(index);
+                    self.shared.has_died(peer, DownCause::Closed);
+                    return true;
+                }
+                self.acknowledge(polling, name_of(index), ACK);
+                if read == Read::End {
+                    self.lose(polling, index);
+                }
+                read == Read::Some
+            }
+            Err(Fault::Broken(error)) => {
+                tracing::info!(%peer, %error, "a connection of a peer has broken");
+                self.lose(polling, index);
+                true
+            }
+            Err(Fault::Protocol(why)) => {
+                polling.leave(index);
+                self.shared.has_died(peer, DownCause::Protocol(why));
+                true
+            }
+        }
+    }
+
+    /// A connection has ended without the end of its link: the sender makes another, or is dead.
+    fn lose(&self, polling: &mut Polling, index: u32) {
+        if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
+            entry.socket = None;
+            entry.lost = Some(Lost::now());
+            self.shared.look_soon();
+        }
+    }
+
+    /// Acknowledges a link's bytes, if as many have come or a put has ended.
+    fn acknowledge(&self, polling: &mut Polling, name: u64, least: u64) {
+        if name & !0xffff_ffff == INCOMING
+            && let Some(Some(entry)) = polling.inbound.get_mut(number(name) as usize)
+        {
+            entry.acknowledge(least);
+        }
+    }
+
+    /// Reads the epoll set.
+    #[cold]
+    fn look(&self, polling: &mut Polling, batch: &mut Batch) {
+        polling.looked_at = ticks();
+        if self.shared.is_closed() {
+            return;
+        }
+        let mut space = [const { std::mem::MaybeUninit::uninit() }; 32];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else {
+            return;
+        };
+        for event in ready {
+            let name = event.data.u64();
+            match name & !0xffff_ffff {
+                INCOMING if self.receive(polling, number(name), batch) => polling.warm(name),
+                INCOMING => {}
+                OUTGOING => {
+                    if let Some(link) = self.shared.link(number(name)) {
+                        link.advance(&self.shared);
+                    }
+                }
+                STRANGER => self.hear_stranger(polling, number(name)),
+                _ if name == LISTENER => self.accept(polling),
+                _ if name == TIMER => {
+                    let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                    polling.is_troubled = true;
+                }
+                // The bell: its sleepers silence it.
+                _ => {}
+            }
+        }
+        if polling.is_troubled && polling.ticked_at.elapsed() >= TICK {
+            self.tick(polling);
+        } else if polling.ticked_at.elapsed() >= 10 * TICK {
+            // A connection on which bytes stand still is not known to anybody else.
+            self.tick(polling);
+        }
+    }
+
+    /// Looks after connections that are not up, or stand still.
+    fn tick(&self, polling: &mut Polling) {
+        polling.ticked_at = Instant::now();
+        // One may have waited for a resource that was short.
+        for place in polling.strangers.places() {
+            self.hear_stranger(polling, place);
+        }
+        polling.is_troubled = polling.strangers.expire();
+        let links = self.shared.outgoing.lock().clone();
+        for (index, link) in links.iter().enumerate() {
+            let Some(link) = link else { continue };
+            if link.is_over() {
+                self.shared.outgoing.lock()[index] = None;
+            } else {
+                polling.is_troubled |= link.look_after(&self.shared);
+            }
+        }
+        let timeout = self.shared.options.timeout;
+        for index in 0..polling.inbound.len() {
+            let Some(Some(entry)) = polling.inbound.get_mut(index) else { continue };
+            let Some(lost) = &mut entry.lost else { continue };
+            polling.is_troubled = true;
+            let peer = entry.incoming.peer;
+            if let Some(cause) = lost.ask(entry.home, timeout) {
+                polling.leave(u32::try_from(index).unwrap_or(u32::MAX));
+                self.shared.has_died(peer, DownCause::Gone(cause));
+            }
+        }
+    }
+
+    fn accept(&self, polling: &mut Polling) {
+        loop {
+            let Some(listener) = &polling.listener else { return };
+            let admitted = match listener.accept() {
+                Ok((socket, from)) => polling.strangers.admit(&self.shared, socket, from),
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::AGAIN) | None => return,
+                    // The caller itself has gone.
+                    Some(Errno::CONNABORTED | Errno::INTR) => continue,
+                    Some(error) => return self.shared.tell_of_shortage(error),
+                },
+            };
+            match admitted {
+                Ok(place) => self.hear_stranger(polling, place),
+                Err(error) => return self.shared.tell_of_shortage(error),
+            }
+        }
+    }
+
+    fn hear_stranger(&self, polling: &mut Polling, place: u32) {
+        let Some(guest) = polling.strangers.hear(&self.shared, place) else { return };
+        self.shared.is_short.store(false, Ordering::Relaxed);
+        let Guest { mut channel, peer, device, link, home } = guest;
+        let known = polling.inbound.iter().position(|entry| {
+            entry.as_ref().is_some_and(|entry| {
+                let incoming = &entry.incoming;
+                (incoming.peer, incoming.device, incoming.link) == (peer, device, link)
+            })
+        });
+        let index = known
+            .or_else(|| polling.inbound.iter().position(Option::is_none))
+            .unwrap_or(polling.inbound.len());
+        let mut incoming = Incoming::new(peer, device, link);
+        if let Some(Some(entry)) = polling.inbound.get_mut(index) {
+            // What the older connection still brings comes again on this one.
+            std::mem::swap(&mut incoming, &mut entry.incoming);
+        }
+        let welcome = wire::welcome(incoming.received());
+        let entry = Inbound { incoming, socket: None, home, lost: None };
+        if index == polling.inbound.len() {
+            polling.inbound.push(None);
+        }
+        let welcomed = channel.say(&welcome);
+        let socket = channel.into_stream();
+        let index_of = u32::try_from(index).unwrap_or(u32::MAX);
+        let (name, flags) = (name_of(index_of), EventFlags::IN | EventFlags::RDHUP);
+        let kept = socket::keep_alive(&socket, self.shared.options.timeout / 2);
+        let watched = kept.and(self.shared.watch_again(socket.as_fd(), name, flags));
+        polling.inbound[index] = Some(Inbound { socket: Some(socket), ..entry });
+        if welcomed.is_err() || watched.is_err() {
+            self.lose(polling, index_of);
+        }
+    }
+
+    /// Reports peers that have gone, behind what they sent before.
+    #[cold]
+    fn report(&self, polling: &mut Polling, batch: &mut Batch) {
+        let mut deaths = std::mem::take(&mut *self.shared.deaths.lock());
+        deaths.retain(|(peer, cause)| !self.is_reported(polling, (*peer, cause), batch));
+        if !deaths.is_empty() {
+            deaths.append(&mut self.shared.deaths.lock());
+            *self.shared.deaths.lock() = deaths;
+            self.shared.news.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn is_reported(
+        &self,
+        polling: &mut Polling,
+        (peer, cause): (PeerId, &DownCause),
+        batch: &mut Batch,
+    ) -> bool {
+        let of_peer = |entry: &Option<Inbound>| {
+            entry.as_ref().is_some_and(|entry| entry.incoming.peer == peer)
+        };
+        while let Some(index) = polling.inbound.iter().position(of_peer) {
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            let came = self.receive(polling, index, batch);
+            if batch.is_full() {
+                return false;
+            }
+            if !came {
+                polling.leave(index);
+            }
+        }
+        if batch.is_full() {
+            return false;
+        }
+        let links = self.shared.outgoing.lock().clone();
+        for link in links.iter().flatten().filter(|link| link.peer == peer) {
+            link.fail(&self.shared, cause.clone());
+        }
+        // Failing a link has reported the peer once more.
+        self.shared.deaths.lock().retain(|(other, _)| *other != peer);
+        let mut events = self.shared.events.lock();
+        while !batch.is_full()
+            && let Some(event) = events.pop_front()
+        {
+            batch.push(event);
+        }
+        events.push_back(Event::PeerDown { peer, cause: cause.clone() });
+        self.shared.news.store(true, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Polling {
+    /// Has polls read a socket directly.
+    fn warm(&mut self, name: u64) {
+        let now = ticks();
+        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.0 == name) {
+            hot.1 = now;
+        } else if self.hot.len() < HOT {
+            self.hot.push((name, now));
+        }
+    }
+
+    /// Forgets a link that leads here.
+    fn leave(&mut self, index: u32) {
+        if let Some(entry) = self.inbound.get_mut(index as usize) {
+            *entry = None;
+        }
+        self.hot.retain(|hot| hot.0 != name_of(index));
+    }
+
+    /// Returns `true` if a look at the epoll set is due, after a poll.
+    #[inline(always)]
+    fn is_due(&mut self, idle: bool) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        let asks = if idle { self.polls.is_multiple_of(8) } else { self.polls.is_multiple_of(64) };
+        asks && ticks().wrapping_sub(self.looked_at) >= LOOK
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the low half is the number")]
+fn number(name: u64) -> u32 {
+    name as u32
+}
+
+fn name_of(index: u32) -> u64 {
+    INCOMING | u64::from(index)
+}
+
+/// Returns the name of a pending connection.
+pub(super) fn name_of_stranger(place: u32) -> u64 {
+    STRANGER | u64::from(place)
+}
+
+impl Device for TcpDevice {
+    fn address(&self) -> AddressBlob {
+        self.shared.address.encode()
+    }
+
+    fn reach(&self, to: &AddressBlob) -> Reach {
+        let Some(to) = Address::decode(to) else {
+            return Reach::No("its address is not one of this transport's".into());
+        };
+        if to.candidates(self.shared.address.boot, &self.shared.own).is_empty() {
+            return Reach::No("it has a loopback address only, and is on another machine".into());
+        }
+        Reach::Yes(Cost { latency_ns: 5000 })
+    }
+
+    fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
+        let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
+        if self.shared.is_closed() {
+            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
+        }
+        let lacking = |error: Errno| SubmitError::Lacking(format!("random bytes: {error}"));
+        let key = DeviceKey::fresh().map_err(lacking)?;
+        let number = u64::from_le_bytes(key.0.first_chunk().copied().unwrap_or_default());
+        let candidates = address.candidates(self.shared.address.boot, &self.shared.own);
+        let mut links = self.shared.outgoing.lock();
+        let place = links.iter().position(Option::is_none).unwrap_or(links.len());
+        let index =
+            u32::try_from(place).map_err(|_| SubmitError::Lacking("too many links".into()))?;
+        let outgoing = Arc::new(Outgoing::new((peer, index, number), address, candidates));
+        if place == links.len() {
+            links.push(None);
+        }
+        links[place] = Some(outgoing.clone());
+        drop(links);
+        outgoing.advance(&self.shared);
+        self.shared.look_soon();
+        Ok(Arc::new(TcpLink { outgoing, shared: self.shared.clone(), owner: self.owner }))
+    }
+
+    #[inline]
+    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+        let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
+        let polling = &mut *polling;
+        if self.shared.news.load(Ordering::Relaxed) {
+            self.news(polling, batch);
+        }
+        if !polling.hot.is_empty() {
+            self.read_hot(polling, batch);
+        }
+        let is_armed =
+            self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire);
+        if is_armed || polling.is_due(batch.is_empty()) {
+            self.look(polling, batch);
+        }
+        if self.shared.news.load(Ordering::Relaxed) && !self.shared.deaths.lock().is_empty() {
+            self.report(polling, batch);
+        }
+        if batch.is_empty() {
+            return Polled::Idle;
+        }
+        ordered(batch);
+        Polled::Some
+    }
+
+    fn arm(&self) -> Armed<'_> {
+        let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
+        self.shared.sleepers.begin();
+        self.armed.store(true, Ordering::Relaxed);
+        // A frame that found no room in the batch is no news to the socket.
+        let longest = self.shared.packets.packet_size();
+        let waits = |entry: &Inbound| entry.incoming.has_whole(longest);
+        if self.shared.news.load(Ordering::Acquire) || polling.inbound.iter().flatten().any(waits) {
+            self.shared.sleepers.end();
+            return Armed::Ready;
+        }
+        for at in 0..polling.hot.len() {
+            let name = polling.hot[at].0;
+            self.acknowledge(&mut polling, name, 1);
+        }
+        let links = self.shared.outgoing.lock();
+        let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
+        let needs_time = polling.inbound.iter().flatten().any(|entry| entry.lost.is_some())
+            || links.iter().flatten().any(is_moving)
+            || !polling.strangers.is_empty();
+        drop(links);
+        let tick = if needs_time { TICK } else { Duration::ZERO };
+        let span = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
+        let spec = Itimerspec { it_interval: span, it_value: span };
+        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+        Armed::Wait(self.shared.epoll.as_fd())
+    }
+
+    fn disarm(&self) {
+        self.shared.sleepers.end();
+        self.armed.store(true, Ordering::Release);
+    }
+
+    fn close(&self) {
+        if !self.owner.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let until = Instant::now() + self.shared.options.timeout;
+        let links = self.shared.outgoing.lock().clone();
+        for link in links.iter().flatten() {
+            if !link.close(&self.shared, until) {
+                tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
+            }
+        }
+        let mut polling = self.polling.lock();
+        polling.listener = None;
+        polling.hot.clear();
+        polling.inbound.drain(..).flatten().for_each(|entry| entry.close());
+    }
+}
+
+impl Drop for TcpDevice {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,383 @@
+//! The receiving end of a peer's link: bytes become messages, and puts are scattered into windows.
+//!
+//! It outlives a connection. The bytes that it has taken off one are counted, and the next one
+//! goes on behind them.
+
+use super::frame::{Frame, HEAD};
+use super::socket::receive;
+use super::windows::{Window, Windows};
+use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
+use crate::mem::{MemMut, MemRef, PacketSource, SmallBytes, copy::copy_now};
+use crate::net::key::DeviceKey;
+use rustix::io::Errno;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+/// Bytes that are taken off a connection in one poll, so that others have their turn.
+const TURN: usize = 8 << 20;
+
+/// Acknowledgement of a link whose receiver has closed its device.
+pub(super) const CLOSED: u64 = u64::MAX;
+
+/// Where arrivals go.
+pub(super) struct Receiving<'a> {
+    pub(super) packets: &'a dyn PacketSource,
+    pub(super) windows: &'a Windows,
+    pub(super) batch: &'a mut Batch,
+    /// Bytes for one call of the socket.
+    pub(super) scratch: &'a mut [u8],
+}
+
+/// A put whose bytes are coming in.
+#[derive(Debug)]
+struct Landing {
+    /// `None`: it was taken back, and its bytes are dropped.
+    window: Option<Arc<Window>>,
+    at: u64,
+    left: u64,
+}
+
+/// State of the receiving end.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) peer: PeerId,
+    pub(super) device: DeviceKey,
+    /// Number of the link, which its sender has drawn.
+    pub(super) link: u64,
+    /// Bytes that were taken off its connections.
+    received: u64,
+    /// Bytes of them that were acknowledged.
+    acked: u64,
+    /// Bytes of frames that are not whole, or found no room in the batch.
+    pending: Vec<u8>,
+    landing: Option<Landing>,
+    /// Set if the sender of a put waits for its acknowledgement.
+    owes_ack: bool,
+    /// The end of the link was read.
+    pub(super) is_over: bool,
+}
+
+/// The result of reading a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Read {
+    /// Nothing had come.
+    Nothing,
+    /// Some bytes were taken.
+    Some,
+    /// The other side sends no more on this connection.
+    End,
+}
+
+impl Incoming {
+    pub(super) fn new(peer: PeerId, device: DeviceKey, link: u64) -> Self {
+        Self {
+            peer,
+            device,
+            link,
+            received: 0,
+            acked: 0,
+            pending: Vec::new(),
+            landing: None,
+            owes_ack: false,
+            is_over: false,
+        }
+    }
+
+    /// Bytes that another connection need not send again.
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Returns the acknowledgement that is due: a put is there, or as many bytes are.
+    pub(super) fn ack(&mut self, bytes: u64) -> Option<u64> {
+        let due = self.owes_ack || self.received - self.acked >= bytes.max(1);
+        due.then(|| {
+            self.owes_ack = false;
+            self.acked = self.received;
+            self.received
+        })
+    }
+
+    /// Takes in what has come.
+    ///
+    /// # Errors
+    /// What the sender did against the protocol, or the connection's error.
+    pub(super) fn read(
+        &mut self,
+        socket: Option<&TcpStream>,
+        to: &mut Receiving<'_>,
+    ) -> Result<Read, Fault> {
+        if !self.pending.is_empty() {
+            let pending = std::mem::take(&mut self.pending);
+            let taken = self.parse(&pending, to).map_err(Fault::Protocol)?;
+            self.pending = pending;
+            self.pending.drain(..taken);
+            if to.batch.is_full() {
+                return Ok(Read::Some);
+            }
+        }
+        let (Some(socket), mut turn) = (socket, 0) else { return Ok(Read::Nothing) };
+        let longest = to.packets.packet_size();
+        // Whole frames are only left where the batch is full, or no packet is free.
+        while turn < TURN && !self.is_over && !to.batch.is_full() && !self.has_whole(longest) {
+            let (received, room) = match &mut self.landing {
+                Some(Landing { window: Some(window), at, left }) => {
+                    let room = usize::try_from(*left).unwrap_or(usize::MAX).min(TURN);
+                    match window.write(*at, room, |mut to| receive(socket, &mut to)) {
+                        Some(received) => (received, room),
+                        None => {
+                            self.landing = self.landing.take().map(Landing::taken_back);
+                            continue;
+                        }
+                    }
+                }
+                _ => (receive(socket, &mut MemMut::host(to.scratch)), to.scratch.len()),
+            };
+            let received = match received {
+                Ok(0) => return Ok(Read::End),
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Err(Fault::Broken(error)),
+            };
+            self.received += received as u64;
+            turn += received;
+            if let Some(landing) = self.landing.as_mut().filter(|landing| landing.window.is_some())
+            {
+                landing.came(received as u64);
+                self.land();
+            } else {
+                let scratch = std::mem::take(&mut to.scratch);
+                let taken = self.take_in(&scratch[..received], to);
+                to.scratch = scratch;
+                taken.map_err(Fault::Protocol)?;
+            }
+            if received < room {
+                break;
+            }
+        }
+        Ok(if turn > 0 { Read::Some } else { Read::Nothing })
+    }
+
+    /// Returns `true` if a whole frame waits. `longest`: bytes of the longest message.
+    pub(super) fn has_whole(&self, longest: usize) -> bool {
+        let Some((head, rest)) = self.pending.split_first_chunk::<HEAD>() else { return false };
+        match Frame::decode(*head, longest) {
+            Ok(Frame::Message { len, .. }) => rest.len() >= len,
+            _ => true,
+        }
+    }
+
+    /// Takes in bytes behind those that wait.
+    fn take_in(&mut self, bytes: &[u8], to: &mut Receiving<'_>) -> Result<(), String> {
+        if self.pending.is_empty() {
+            let taken = self.parse(bytes, to)?;
+            self.pending.extend(&bytes[taken..]);
+            return Ok(());
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.extend(bytes);
+        let taken = self.parse(&pending, to)?;
+        pending.drain(..taken);
+        self.pending = pending;
+        Ok(())
+    }
+
+    /// Takes frames off the front, and returns their bytes.
+    fn parse(&mut self, bytes: &[u8], to: &mut Receiving<'_>) -> Result<usize, String> {
+        let mut rest = bytes;
+        loop {
+            if let Some(landing) = &mut self.landing {
+                rest = landing.copy(rest);
+                self.land();
+                if self.landing.is_some() {
+                    break;
+                }
+            }
+            if to.batch.is_full() || self.is_over {
+                break;
+            }
+            let Some((head, body)) = rest.split_first_chunk::<HEAD>() else { break };
+            match Frame::decode(*head, to.packets.packet_size())? {
+                Frame::Message { header, len } => {
+                    let Some((payload, behind)) = body.split_at_checked(len) else { break };
+                    if !self.arrive(header, payload, to) {
+                        break;
+                    }
+                    rest = behind;
+                }
+                Frame::Put { window, at, len } => {
+                    let window = to.windows.find(window, self.peer, (at, len))?;
+                    self.landing = Some(Landing { window, at, left: len });
+                    rest = body;
+                }
+                Frame::Bye => {
+                    self.is_over = true;
+                    rest = body;
+                }
+            }
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// Delivers a message. Returns `false` if there is no packet for it.
+    fn arrive(&self, header: Header, payload: &[u8], to: &mut Receiving<'_>) -> bool {
+        let payload = if let Some(mut small) = SmallBytes::zeroed(payload.len()) {
+            // Both are host memory of that length.
+            let _ = copy_now(MemMut::host(small.as_mut_slice()), MemRef::host(payload));
+            to.batch.push_small(SmallArrival::new(self.peer, header, small));
+            return true;
+        } else if let Some(mut packet) = to.packets.take() {
+            packet.set_len(payload.len());
+            // Both are host memory of that length.
+            let _ = copy_now(packet.view_mut(), MemRef::host(payload));
+            Payload::Packet(packet)
+        } else if to.batch.is_empty() {
+            // While the user keeps all packets, messages come one at a time.
+            Payload::Aside(payload.to_vec())
+        } else {
+            return false;
+        };
+        to.batch.push(Event::arrived(self.peer, header, payload));
+        true
+    }
+
+    /// Ends the put if all of it has come.
+    fn land(&mut self) {
+        if self.landing.as_ref().is_some_and(|landing| landing.left == 0) {
+            self.landing = None;
+            self.owes_ack = true;
+        }
+    }
+}
+
+/// The reason why a connection was not read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    /// Its sender did something against the protocol.
+    Protocol(String),
+    /// The connection has ended.
+    Broken(Errno),
+}
+
+impl Landing {
+    fn taken_back(self) -> Self {
+        Self { window: None, ..self }
+    }
+
+    fn came(&mut self, bytes: u64) {
+        self.at += bytes;
+        self.left -= bytes;
+    }
+
+    /// Copies as much as is its own, and returns the rest.
+    fn copy<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let (own, rest) = bytes.split_at(len);
+        if let Some(window) = &self.window {
+            window.write(self.at, len, |to| {
+                // Both are host memory of that length.
+                let _ = copy_now(to, MemRef::host(own));
+            });
+        }
+        self.came(len as u64);
+        rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{HostAllocator, PacketPool};
+    use proptest::prelude::*;
+
+    const PEER: PeerId = PeerId(1);
+
+    /// Returns what arrives of these bytes, in pieces of this length, with batches of this limit.
+    fn arrivals(
+        stream: &[u8],
+        cut: usize,
+        limit: usize,
+    ) -> Result<(Vec<Vec<u8>>, Incoming), String> {
+        let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
+        let (windows, mut batch) = (Windows::default(), Batch::new(limit));
+        let mut incoming = Incoming::new(PEER, DeviceKey([0; 16]), 0);
+        let mut got = Vec::new();
+        let mut pieces = stream.chunks(cut);
+        loop {
+            let mut to = Receiving {
+                packets: &pool,
+                windows: &windows,
+                batch: &mut batch,
+                scratch: &mut [],
+            };
+            let piece = pieces.next();
+            incoming.take_in(piece.unwrap_or(&[]), &mut to)?;
+            let is_idle = batch.is_empty();
+            for event in batch.drain() {
+                let Event::Arrived { payload, .. } = event else { panic!("{event:?}") };
+                let mut bytes = vec![0; payload.len()];
+                copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
+                got.push(bytes);
+            }
+            if piece.is_none() && is_idle {
+                return Ok((got, incoming));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn messages_come_whole_and_in_order_however_the_stream_is_cut(
+            lens in proptest::collection::vec(0..=256_usize, 0..20),
+            cut in 1..300_usize,
+            limit in 1..9_usize,
+        ) {
+            let sent: Vec<Vec<u8>> =
+                lens.iter().enumerate().map(|(at, len)| vec![at as u8; *len]).collect();
+            let mut stream = Vec::new();
+            for bytes in &sent {
+                stream.extend(Frame::Message { header: Header([1, 2]), len: bytes.len() }.encode());
+                stream.extend(bytes);
+            }
+            stream.extend(Frame::Bye.encode());
+            let (got, incoming) = arrivals(&stream, cut, limit).unwrap();
+            prop_assert_eq!(got, sent);
+            prop_assert!(incoming.is_over && incoming.pending.is_empty());
+        }
+
+        #[test]
+        fn any_bytes_are_messages_or_an_error(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            kind in 0..5_u8,
+            len in 0..300_u64,
+        ) {
+            let head = u64::from(kind) << 56 | len;
+            let stream = [&head.to_le_bytes()[..], &bytes].concat();
+            let _ = arrivals(&stream, 7, 4);
+        }
+    }
+
+    #[test]
+    fn a_put_lands_in_its_window_and_is_acknowledged_at_its_end() {
+        let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
+        let (windows, mut batch) = (Arc::new(Windows::default()), Batch::new(4));
+        let open = Box::new(windows.open(PEER, vec![0; 10].into()).unwrap());
+        let mut incoming = Incoming::new(PEER, DeviceKey([0; 16]), 0);
+        let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
+        stream.extend(b"bytes");
+        for (at, piece) in stream.chunks(3).enumerate() {
+            assert_eq!(incoming.ack(1000), None, "piece {at}");
+            let mut to = Receiving {
+                packets: &pool,
+                windows: &windows,
+                batch: &mut batch,
+                scratch: &mut [],
+            };
+            incoming.take_in(piece, &mut to).unwrap();
+        }
+        assert_eq!(incoming.ack(1000), Some(0), "no socket has counted bytes");
+        let buffer = crate::contract::Exposed::take_back(open);
+        assert_eq!(buffer.as_slice(), Some(&b"\0\0bytes\0\0\0"[..]));
+    }
+}

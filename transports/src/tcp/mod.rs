@@ -1,0 +1,174 @@
+//! The transport over TCP, for nodes without RDMA.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `device` | the sockets of a device, and when a poll reads which of them |
+//! | `link` | the sending end of a link: dials, gathers messages, sends again after a cut |
+//! | `outflow` | the bytes that a link owes its peer, until they are acknowledged |
+//! | `inbound` | links that lead here: acknowledgements, and senders that may be dead |
+//! | `incoming` | bytes that come: they become messages, and puts land in windows |
+//! | `windows` | buffers that peers' puts are scattered into, until they are taken back |
+//! | `strangers` | connections that have not proved themselves |
+//! | [`frame`] | the heads between the bytes |
+//! | `wire` | the first messages of a connection |
+//! | [`address`] | published addresses |
+//! | `socket` | system calls on sockets |
+//! | `settings` | the settings of this transport |
+//!
+//! A link is one-way, as the contract says, and has a connection of its own: its sender dials when
+//! it is first used. So connections that cross need no agreement.
+//!
+//! # Cuts
+//!
+//! The bytes of a link are counted from its beginning, and stay with the sender until the receiver
+//! has acknowledged them: short messages in a copy of [`TcpSettings::tcp_window`] bytes at most,
+//! puts in the user's buffer. A connection that breaks between living processes is made anew. The
+//! receiver then says how many bytes it has, and the sender goes on behind them. So nothing is lost
+//! and nothing is doubled.
+//!
+//! # Ends
+//!
+//! A peer is gone when it says so, when its kernel says that no process listens at its address any
+//! more, or when its kernel has not answered for `CARRACK_PEER_TIMEOUT`. A process that computes or
+//! is stopped is there, since its kernel answers for it.
+
+pub mod address;
+mod device;
+pub mod frame;
+mod inbound;
+mod incoming;
+mod link;
+mod outflow;
+mod settings;
+mod socket;
+mod strangers;
+mod windows;
+mod wire;
+
+pub use settings::TcpSettings;
+
+use crate::contract::{
+    Caps, Device, DeviceInfo, Domain, Identity, Locality, Transport, Unavailable,
+};
+use crate::mem::{PacketSource, SmallBytes};
+use crate::net::interfaces;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The transport's name.
+pub const NAME: &str = "tcp";
+
+/// What the settings say.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Largest message in bytes, at most the size of a packet.
+    pub packet_size: usize,
+    /// Interfaces whose addresses are published, comma-separated; empty: all.
+    pub interface: String,
+    /// Ports to listen at, as `A-B`; empty: the kernel's choice.
+    pub ports: String,
+    /// Congestion control; empty: the kernel's default.
+    pub congestion: String,
+    /// Bytes of copied messages that a peer has not acknowledged, at most.
+    pub window: usize,
+    /// Time after which a peer whose kernel answers nothing counts as gone.
+    pub timeout: Duration,
+}
+
+impl Options {
+    /// Returns the options of these settings. `packet_size`: bytes.
+    pub fn of(settings: &TcpSettings, packet_size: usize) -> Self {
+        Self {
+            packet_size,
+            interface: settings.tcp_interface().into(),
+            ports: settings.ports().into(),
+            congestion: settings.tcp_congestion().into(),
+            window: settings.tcp_window(),
+            timeout: Duration::from_secs(settings.peer_timeout() as u64),
+        }
+    }
+}
+
+impl Default for Options {
+    /// Returns the defaults of the settings, for messages of 8 KiB.
+    fn default() -> Self {
+        Self {
+            packet_size: 8 << 10,
+            interface: String::new(),
+            ports: String::new(),
+            congestion: String::new(),
+            window: 1 << 20,
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The TCP transport.
+#[derive(Debug, Clone)]
+pub struct Tcp {
+    options: Options,
+}
+
+impl Tcp {
+    /// Makes the transport.
+    pub fn new(options: Options) -> Self {
+        Self { options }
+    }
+}
+
+impl Transport for Tcp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+        let found = interfaces::reachable(&self.options.interface)
+            .map_err(|error| Unavailable::new(NAME, format!("CARRACK_TCP_INTERFACE: {error}")))?;
+        let names: Vec<_> =
+            found.iter().map(|at| format!("{} ({})", at.address, at.name)).collect();
+        if names.is_empty() {
+            return Err(Unavailable::new(NAME, "this machine has no network address"));
+        }
+        Ok(vec![DeviceInfo { name: "sockets".into(), note: names.join(", ") }])
+    }
+
+    fn open(
+        &self,
+        _device: &DeviceInfo,
+        identity: Identity,
+    ) -> Result<Arc<dyn Domain>, Unavailable> {
+        let caps = Caps {
+            am_inline: SmallBytes::MAX,
+            am_copied: self.options.packet_size,
+            am_owned: 0,
+            am_from_device: false,
+            remote_memory: false,
+            windows: true,
+            chunk: usize::MAX,
+            locality: Locality::Network,
+        };
+        Ok(Arc::new(TcpDomain { options: self.options.clone(), identity, caps }))
+    }
+}
+
+struct TcpDomain {
+    options: Options,
+    identity: Identity,
+    caps: Caps,
+}
+
+impl Domain for TcpDomain {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
+        if !packets.kind().is_host() {
+            let reason =
+                format!("it receives into host packets, not into {} memory", packets.kind());
+            return Err(Unavailable::new(NAME, reason));
+        }
+        let (options, identity) = (self.options.clone(), self.identity.clone());
+        Ok(Arc::new(device::TcpDevice::open(options, identity, packets)?))
+    }
+}

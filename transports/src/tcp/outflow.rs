@@ -1,0 +1,343 @@
+//! The bytes that a link owes its peer: copied messages and buffers of the user, in order.
+//!
+//! A byte is known by its offset since the link began. Bytes stay here until the peer has
+//! acknowledged them, so that another connection can send them once more.
+
+use crate::contract::{Chunk, OpToken};
+use crate::mem::copy::copy_now;
+use crate::mem::{Buffer, MemMut, MemRef};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes that are sent from where they lie.
+#[derive(Debug)]
+pub(super) struct Body {
+    pub(super) bytes: Source,
+    pub(super) token: OpToken,
+}
+
+/// Owner of the bytes of a body: host memory in one piece.
+#[derive(Debug)]
+pub(super) enum Source {
+    Own(Buffer),
+    Shared(Chunk),
+}
+
+impl Source {
+    fn view(&self) -> MemRef<'_> {
+        match self {
+            Self::Own(buffer) => buffer.view(),
+            Self::Shared(Chunk { of, at, len }) => of.view().part(*at, *len),
+        }
+    }
+
+    /// Returns what an operation's completion brings: the buffer that it had taken.
+    pub(super) fn into_buffer(self) -> Buffer {
+        match self {
+            Self::Own(buffer) => buffer,
+            Self::Shared(chunk) => {
+                drop::<Arc<_>>(chunk.of);
+                Buffer::Empty
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Piece {
+    /// As many of the copied bytes.
+    Copied(usize),
+    Body(Body),
+}
+
+/// An acknowledgement of bytes that were never sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("it acknowledges {acked} bytes of {sent} that were sent")]
+pub(super) struct Unsent {
+    acked: u64,
+    sent: u64,
+}
+
+/// The bytes that are not acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Outflow {
+    copied: VecDeque<u8>,
+    /// From the offset `first` on.
+    pieces: VecDeque<Piece>,
+    first: u64,
+    acked: u64,
+    sent: u64,
+    end: u64,
+    /// Bodies among the pieces.
+    bodies: usize,
+}
+
+impl Outflow {
+    /// Copied bytes that are not acknowledged.
+    pub(super) fn copied(&self) -> usize {
+        self.copied.len()
+    }
+
+    /// Bytes that were not sent.
+    pub(super) fn unsent(&self) -> u64 {
+        self.end - self.sent
+    }
+
+    /// Bytes that were sent and are not acknowledged.
+    pub(super) fn unacked(&self) -> u64 {
+        self.sent - self.acked
+    }
+
+    /// Returns `true` if the end of an operation waits for the peer.
+    pub(super) fn has_bodies(&self) -> bool {
+        self.bodies > 0
+    }
+
+    /// Adds a copy of these bytes.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.copied.extend(bytes);
+        self.added(bytes.len());
+    }
+
+    /// Adds a copy of host memory, which peers may be writing at this moment.
+    pub(super) fn push_memory(&mut self, bytes: MemRef<'_>) {
+        let (at, len) = (self.copied.len(), bytes.len());
+        // In place of the bytes, for the count.
+        self.copied.resize(at + len, 0);
+        let (front, back) = self.copied.as_mut_slices();
+        let split = front.len();
+        let front = &mut front[at.min(split)..];
+        let own = front.len();
+        // Host memory of those lengths.
+        let _ = copy_now(MemMut::host(front), bytes.part(0, own));
+        let back = &mut back[at.saturating_sub(split)..];
+        let _ = copy_now(MemMut::host(back), bytes.part(own, len - own));
+        self.added(len);
+    }
+
+    fn added(&mut self, len: usize) {
+        self.end += len as u64;
+        match self.pieces.back_mut() {
+            Some(Piece::Copied(copied)) => *copied += len,
+            _ => self.pieces.push_back(Piece::Copied(len)),
+        }
+    }
+
+    /// Adds bytes that stay where they are.
+    pub(super) fn push_body(&mut self, body: Body) {
+        self.end += body.bytes.view().len() as u64;
+        self.pieces.push_back(Piece::Body(body));
+        self.bodies += 1;
+    }
+
+    /// Calls `each` with the unsent bytes, piece by piece, until it returns `false`.
+    pub(super) fn unsent_pieces<'a>(&'a self, mut each: impl FnMut(MemRef<'a>) -> bool) {
+        let (front, back) = self.copied.as_slices();
+        // The first of the copied bytes that are left belongs to the first piece.
+        let (mut at, mut copy) = (self.first, 0);
+        for piece in &self.pieces {
+            let len = match piece {
+                Piece::Copied(len) => *len,
+                Piece::Body(body) => body.bytes.view().len(),
+            };
+            let skip = usize::try_from(self.sent.saturating_sub(at)).unwrap_or(usize::MAX).min(len);
+            let more = match piece {
+                _ if skip == len => true,
+                Piece::Copied(len) => {
+                    let (from, to) = (copy + skip, copy + len);
+                    let split = front.len();
+                    let one = &front[from.min(split)..to.min(split)];
+                    let other = &back[from.saturating_sub(split)..to.saturating_sub(split)];
+                    [one, other]
+                        .into_iter()
+                        .filter(|part| !part.is_empty())
+                        .all(|part| each(MemRef::host(part)))
+                }
+                Piece::Body(body) => each(body.bytes.view().part(skip, len - skip)),
+            };
+            if !more {
+                return;
+            }
+            at += len as u64;
+            if let Piece::Copied(len) = piece {
+                copy += len;
+            }
+        }
+    }
+
+    /// Notes that as many bytes more were sent.
+    pub(super) fn was_sent(&mut self, bytes: usize) {
+        self.sent = self.end.min(self.sent + bytes as u64);
+    }
+
+    /// Drops what the peer has acknowledged. Calls `over` with each body that is there as a whole.
+    ///
+    /// # Errors
+    /// The peer acknowledges what was not sent.
+    pub(super) fn acknowledge(
+        &mut self,
+        acked: u64,
+        mut over: impl FnMut(Body),
+    ) -> Result<(), Unsent> {
+        if acked > self.sent {
+            return Err(Unsent { acked, sent: self.sent });
+        }
+        self.acked = self.acked.max(acked);
+        while let Some(piece) = self.pieces.front_mut() {
+            let there = usize::try_from(self.acked - self.first).unwrap_or(usize::MAX);
+            match piece {
+                Piece::Copied(len) if there < *len => {
+                    *len -= there;
+                    self.copied.drain(..there);
+                    self.first += there as u64;
+                    return Ok(());
+                }
+                Piece::Body(body) if there < body.bytes.view().len() => return Ok(()),
+                Piece::Copied(len) => {
+                    self.copied.drain(..*len);
+                    self.first += *len as u64;
+                    self.pieces.pop_front();
+                }
+                Piece::Body(_) => {
+                    if let Some(Piece::Body(body)) = self.pieces.pop_front() {
+                        self.first += body.bytes.view().len() as u64;
+                        self.bodies -= 1;
+                        over(body);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes back to the first byte that the peer does not have: the next connection begins there.
+    ///
+    /// # Errors
+    /// The peer claims bytes that were not sent, or lacks some that it had acknowledged.
+    pub(super) fn resume(&mut self, at: u64, over: impl FnMut(Body)) -> Result<(), Unsent> {
+        if at < self.acked {
+            return Err(Unsent { acked: at, sent: self.acked });
+        }
+        self.acknowledge(at, over)?;
+        self.sent = at;
+        Ok(())
+    }
+
+    /// Takes out all bodies: the peer is gone.
+    pub(super) fn give_up(&mut self) -> Vec<Body> {
+        let given_up = std::mem::take(self);
+        let bodies = given_up.pieces.into_iter();
+        bodies
+            .filter_map(|piece| match piece {
+                Piece::Body(body) => Some(body),
+                Piece::Copied(_) => None,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes_of(view: MemRef<'_>) -> Vec<u8> {
+        let mut bytes = vec![0; view.len()];
+        copy_now(MemMut::host(&mut bytes), view).unwrap();
+        bytes
+    }
+
+    /// Sends up to `most` bytes into `wire`.
+    fn send(flow: &mut Outflow, most: usize, wire: &mut Vec<u8>) {
+        let mut sent = 0;
+        flow.unsent_pieces(|piece| {
+            let len = piece.len().min(most - sent);
+            wire.extend(&bytes_of(piece)[..len]);
+            sent += len;
+            sent < most
+        });
+        flow.was_sent(sent);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Copy(usize),
+        Body(usize),
+        Send(usize),
+        Acknowledge(f64),
+        Cut(f64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..50_usize).prop_map(Step::Copy),
+            (0..200_usize).prop_map(Step::Body),
+            (1..150_usize).prop_map(Step::Send),
+            (0.0..1.0).prop_map(Step::Acknowledge),
+            (0.0..1.0).prop_map(Step::Cut),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_peer_gets_each_byte_once_and_bodies_end_in_order_whatever_is_cut(
+            steps in proptest::collection::vec(step(), 0..60),
+        ) {
+            let (mut flow, mut wanted, mut wire) = (Outflow::default(), Vec::new(), Vec::new());
+            let (mut ends, mut over, mut acked) = (Vec::new(), Vec::new(), 0_u64);
+            let mut next = 0_u8;
+            let mut fresh = |len| (0..len).map(|_| { next = next.wrapping_add(1); next }).collect();
+            for step in steps {
+                match step {
+                    Step::Copy(len) => {
+                        let bytes: Vec<u8> = fresh(len);
+                        flow.push_memory(MemRef::host(&bytes));
+                        wanted.extend(bytes);
+                    }
+                    Step::Body(len) => {
+                        let bytes: Vec<u8> = fresh(len);
+                        wanted.extend(&bytes);
+                        ends.push(wanted.len() as u64);
+                        let token = OpToken(ends.len() as u64);
+                        flow.push_body(Body { bytes: Source::Own(bytes.into()), token });
+                    }
+                    Step::Send(most) => send(&mut flow, most, &mut wire),
+                    Step::Acknowledge(part) => {
+                        acked += ((wire.len() as u64 - acked) as f64 * part) as u64;
+                        flow.acknowledge(acked, |body| over.push(body.token.0)).unwrap();
+                    }
+                    Step::Cut(part) => {
+                        // The bytes behind are lost on their way.
+                        let arrived = acked + ((wire.len() as u64 - acked) as f64 * part) as u64;
+                        wire.truncate(usize::try_from(arrived).unwrap());
+                        acked = arrived;
+                        flow.resume(arrived, |body| over.push(body.token.0)).unwrap();
+                    }
+                }
+                prop_assert_eq!(&wire[..], &wanted[..wire.len()]);
+                prop_assert_eq!(flow.unsent(), (wanted.len() - wire.len()) as u64);
+                prop_assert_eq!(flow.unacked(), wire.len() as u64 - acked);
+            }
+            while flow.unsent() > 0 {
+                send(&mut flow, 100, &mut wire);
+            }
+            flow.acknowledge(wire.len() as u64, |body| over.push(body.token.0)).unwrap();
+            prop_assert_eq!(wire, wanted);
+            prop_assert_eq!(over, (1..=ends.len() as u64).collect::<Vec<_>>());
+            prop_assert_eq!((flow.copied(), flow.has_bodies()), (0, false));
+        }
+    }
+
+    #[test]
+    fn what_was_not_sent_cannot_be_acknowledged_and_what_was_acknowledged_cannot_be_lost() {
+        let mut flow = Outflow::default();
+        flow.push(b"four");
+        assert!(flow.acknowledge(1, drop).is_err());
+        flow.was_sent(4);
+        flow.acknowledge(3, drop).unwrap();
+        assert!(flow.resume(2, drop).is_err());
+        assert!(flow.resume(5, drop).is_err());
+        flow.resume(3, drop).unwrap();
+        assert_eq!((flow.unsent(), flow.copied()), (1, 1));
+    }
+}

@@ -1,0 +1,29 @@
+//! Settings of this transport.
+
+use crate::settings::form::{Bytes, Count, Text};
+
+crate::declare_settings! {
+    /// Settings of the TCP transport.
+    pub struct TcpSettings {
+        /// Network interfaces whose addresses peers dial, separated by commas; empty: all that are
+        /// up.
+        tcp_interface: String, seen as &str,
+            "CARRACK_TCP_INTERFACE", Text::such_as("eth0 or ib0,eth0"), String::new();
+
+        /// Ports of which each device takes one, for firewalls; empty: the kernel's choice.
+        ports: String, seen as &str,
+            "CARRACK_PORTS", Text::such_as("40000-40999"), String::new();
+
+        /// Congestion control of TCP, as the kernel names it; empty: the kernel's default.
+        tcp_congestion: String, seen as &str,
+            "CARRACK_TCP_CONGESTION", Text::such_as("cubic"), String::new();
+
+        /// Bytes of short messages to a peer that it has not acknowledged yet, at most.
+        tcp_window: usize,
+            "CARRACK_TCP_WINDOW", Bytes::between(64 << 10, 1 << 30), 1 << 20;
+
+        /// Time after which a peer whose kernel answers nothing counts as gone, in seconds.
+        peer_timeout: usize,
+            "CARRACK_PEER_TIMEOUT", Count::of("seconds", 1, 86_400), 30;
+    }
+}
