@@ -77,6 +77,8 @@ pub trait Job: 'static {
     const TRIES_LOCKS: bool;
     /// `true` if a NIC, real or simulated, carries the messages.
     const IS_RDMA: bool = false;
+    /// `true` if a message takes a while, so that its receiver may have to poll several times.
+    const TAKES_TIME: bool = Self::IS_RDMA;
     /// `true` if devices have resident copiers.
     const HAS_COPIERS: bool = false;
 
@@ -131,6 +133,7 @@ impl Job for OverTcp {
     const TRANSPORT: TransportChoice = TransportChoice::Tcp;
     const PATH: &'static str = carrack::transports::tcp::NAME;
     const TRIES_LOCKS: bool = true;
+    const TAKES_TIME: bool = true;
 }
 
 /// Over shared memory, with devices whose small copies go to a resident kernel.

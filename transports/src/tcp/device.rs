@@ -4,6 +4,7 @@
 //! set, which a poll reads at intervals, so that idle links cost other transports next to nothing.
 
 use super::address::Address;
+use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
 use super::incoming::{Fault, Incoming, Read, Receiving};
 use super::link::{Outgoing, TcpLink};
@@ -32,7 +33,7 @@ use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
@@ -77,11 +78,14 @@ pub(super) struct Shared {
     news: AtomicBool,
     /// Links with unsent bytes.
     left: Mutex<Vec<u32>>,
+    pub(super) flusher: Flusher,
     /// Links on which an acknowledgement is waited for.
     expected: Mutex<Vec<u32>>,
     events: Mutex<VecDeque<Event>>,
     deaths: Mutex<Vec<(PeerId, DownCause)>>,
     looks_soon: AtomicBool,
+    /// Polls of the device: written by the thread that polls.
+    polls: AtomicU32,
     is_short: AtomicBool,
     closed: AtomicBool,
 }
@@ -117,6 +121,12 @@ impl Shared {
         self.identity.ranks
     }
 
+    /// Number of polls of the device so far.
+    #[inline]
+    pub(super) fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -133,10 +143,25 @@ impl Shared {
         self.has_news();
     }
 
-    /// Leaves a link's unsent bytes to the next poll.
-    pub(super) fn leaves(&self, link: u32) {
+    /// Leaves a link's unsent bytes to the next poll, or to a thread if none comes.
+    pub(super) fn leaves(self: &Arc<Self>, link: u32) {
         self.left.lock().push(link);
         self.has_news();
+        self.flusher.wake(self);
+    }
+
+    /// Returns `true` if unsent bytes are left.
+    pub(super) fn has_left(&self) -> bool {
+        !self.left.lock().is_empty()
+    }
+
+    /// Sends the unsent bytes that were left. Returns `true` if there were any.
+    pub(super) fn send_left(&self) -> bool {
+        let left = std::mem::take(&mut *self.left.lock());
+        for link in left.iter().filter_map(|index| self.link(*index)) {
+            link.send_left(self);
+        }
+        !left.is_empty()
     }
 
     /// Has the next polls read a link's acknowledgements directly.
@@ -180,9 +205,10 @@ struct Polling {
     /// Sockets that are read directly, by name, with the ticks at which something last came.
     hot: Vec<(u64, u64)>,
     scratch: Box<[u8]>,
-    polls: u32,
     looked_at: u64,
     ticked_at: Instant,
+    /// Frames wait that were taken off a connection and found no room in a batch.
+    has_backlog: bool,
     /// Connections are not up or stand still, as of the last look.
     is_troubled: bool,
 }
@@ -227,10 +253,12 @@ impl TcpDevice {
                 outgoing: Mutex::default(),
                 news: AtomicBool::new(false),
                 left: Mutex::default(),
+                flusher: Flusher::default(),
                 expected: Mutex::default(),
                 events: Mutex::default(),
                 deaths: Mutex::default(),
                 looks_soon: AtomicBool::new(false),
+                polls: AtomicU32::new(0),
                 is_short: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             };
@@ -247,9 +275,9 @@ impl TcpDevice {
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
                 scratch: vec![0; SCRATCH].into(),
-                polls: 0,
                 looked_at: 0,
                 ticked_at: Instant::now(),
+                has_backlog: false,
                 is_troubled: false,
             };
             Ok(Self {
@@ -270,12 +298,9 @@ impl TcpDevice {
         // The flag goes first: what is added meanwhile sets it again.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
-            polling.is_troubled = true;
+            self.tick(polling);
         }
-        let left = std::mem::take(&mut *self.shared.left.lock());
-        for link in left.into_iter().filter_map(|index| self.shared.link(index)) {
-            link.send_left(&self.shared);
-        }
+        self.shared.send_left();
         let expected = std::mem::take(&mut *self.shared.expected.lock());
         for index in expected {
             polling.warm(OUTGOING | u64::from(index));
@@ -290,6 +315,19 @@ impl TcpDevice {
         drop(events);
         if is_left || !self.shared.deaths.lock().is_empty() {
             self.shared.news.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes up frames that found no room in an earlier batch.
+    #[cold]
+    fn read_backlog(&self, polling: &mut Polling, batch: &mut Batch) {
+        polling.has_backlog = false;
+        let longest = self.shared.packets.packet_size();
+        for index in 0..polling.inbound.len() {
+            let entry = polling.inbound.get(index).and_then(Option::as_ref);
+            if entry.is_some_and(|entry| entry.incoming.has_whole(longest)) {
+                self.receive(polling, u32::try_from(index).unwrap_or(u32::MAX), batch);
+            }
         }
     }
 
@@ -341,6 +379,7 @@ impl TcpDevice {
                     self.shared.has_died(peer, DownCause::Closed);
                     return true;
                 }
+                polling.has_backlog |= entry.incoming.has_whole(packets.packet_size());
                 self.acknowledge(polling, name_of(index), ACK);
                 if read == Read::End {
                     self.lose(polling, index);
@@ -575,9 +614,8 @@ impl Polling {
 
     /// Returns `true` if a look at the epoll set is due, after a poll.
     #[inline(always)]
-    fn is_due(&mut self, idle: bool) -> bool {
-        self.polls = self.polls.wrapping_add(1);
-        let asks = if idle { self.polls.is_multiple_of(8) } else { self.polls.is_multiple_of(64) };
+    fn is_due(&self, polls: u32, idle: bool) -> bool {
+        let asks = if idle { polls.is_multiple_of(8) } else { polls.is_multiple_of(64) };
         asks && ticks().wrapping_sub(self.looked_at) >= LOOK
     }
 }
@@ -630,7 +668,6 @@ impl Device for TcpDevice {
         }
         links[place] = Some(outgoing.clone());
         drop(links);
-        outgoing.advance(&self.shared);
         self.shared.look_soon();
         Ok(Arc::new(TcpLink { outgoing, shared: self.shared.clone(), owner: self.owner }))
     }
@@ -639,15 +676,21 @@ impl Device for TcpDevice {
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
         let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
+        // The lock makes this thread the only writer.
+        let polls = self.shared.polls().wrapping_add(1);
+        self.shared.polls.store(polls, Ordering::Relaxed);
         if self.shared.news.load(Ordering::Relaxed) {
             self.news(polling, batch);
+        }
+        if polling.has_backlog {
+            self.read_backlog(polling, batch);
         }
         if !polling.hot.is_empty() {
             self.read_hot(polling, batch);
         }
         let is_armed =
             self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire);
-        if is_armed || polling.is_due(batch.is_empty()) {
+        if is_armed || polling.is_due(polls, batch.is_empty()) {
             self.look(polling, batch);
         }
         if self.shared.news.load(Ordering::Relaxed) && !self.shared.deaths.lock().is_empty() {
@@ -664,10 +707,7 @@ impl Device for TcpDevice {
         let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
         self.shared.sleepers.begin();
         self.armed.store(true, Ordering::Relaxed);
-        // A frame that found no room in the batch is no news to the socket.
-        let longest = self.shared.packets.packet_size();
-        let waits = |entry: &Inbound| entry.incoming.has_whole(longest);
-        if self.shared.news.load(Ordering::Acquire) || polling.inbound.iter().flatten().any(waits) {
+        if self.shared.news.load(Ordering::Acquire) || polling.has_backlog {
             self.shared.sleepers.end();
             return Armed::Ready;
         }
@@ -704,6 +744,7 @@ impl Device for TcpDevice {
                 tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
             }
         }
+        self.shared.flusher.end();
         let mut polling = self.polling.lock();
         polling.listener = None;
         polling.hot.clear();

@@ -1,9 +1,11 @@
 //! The sending end of a link.
 //!
-//! Short messages are copied behind each other, and one call sends many of them: one that follows
-//! another closely waits for the next poll, or until [`FULL`] bytes have gathered. Bytes stay until
-//! the peer has acknowledged them. A connection that breaks is made anew, and goes on behind the
-//! bytes that the peer has.
+//! Messages are copied behind each other, and one call sends many of them. While the device is
+//! polled between calls that follow each other closely, a message waits for the next poll, or until
+//! [`FULL`] bytes have gathered. Otherwise it leaves at once.
+//!
+//! Bytes stay until the peer has acknowledged them. A connection that breaks is made anew, and goes
+//! on behind the bytes that the peer has.
 
 use super::address::Address;
 use super::device::{OUTGOING, Shared};
@@ -36,8 +38,8 @@ use std::time::{Duration, Instant};
 /// Unsent bytes that are sent without waiting for more.
 const FULL: u64 = 16 << 10;
 
-/// A message that follows an earlier call of the socket within this time waits for others.
-const CLOSE: u64 = 20 * TICKS_PER_MICROSECOND;
+/// A message may wait for a poll if the link's last call of the socket is not older than this.
+const CLOSE: u64 = 200 * TICKS_PER_MICROSECOND;
 
 /// Time limit of a connect; then the next address is dialled.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -72,8 +74,8 @@ struct Sending {
     is_listed: bool,
     /// Set while the descriptor is watched for room.
     waits_for_room: bool,
-    /// Ticks of the last call of the socket.
-    sent_at: u64,
+    /// Ticks of the last call that has sent something, and the device's polls until then.
+    sent_at: (u64, u32),
     /// When the peer's kernel was last known to be there.
     alive_at: Instant,
     /// Bytes of an acknowledgement that is not whole.
@@ -117,7 +119,7 @@ impl Outgoing {
             line: Line::Pause(Instant::now()),
             is_listed: false,
             waits_for_room: false,
-            sent_at: 0,
+            sent_at: (0, 0),
             alive_at: Instant::now(),
             ack: Vec::new(),
             is_dropped: false,
@@ -433,6 +435,9 @@ impl Outgoing {
     /// Sends what the socket has room for.
     fn flush(&self, sending: &mut Sending, shared: &Shared) {
         let Line::Up(socket) = &sending.line else { return };
+        if sending.flow.unsent() == 0 {
+            return;
+        }
         let mut outcome = Ok(());
         while sending.flow.unsent() > 0 {
             let mut gathered = Gathered::new();
@@ -452,7 +457,7 @@ impl Outgoing {
                 }
             }
         }
-        sending.sent_at = ticks();
+        sending.sent_at = (ticks(), shared.polls());
         let is_full = sending.flow.unsent() > 0;
         match outcome {
             Err(error) if !crate::net::is_shortage(error) => {
@@ -606,7 +611,9 @@ impl TcpLink {
     #[inline]
     fn send(&self, mut sending: MutexGuard<'_, Sending>, more: bool) {
         let unsent = sending.flow.unsent();
-        let waits = more || ticks().wrapping_sub(sending.sent_at) < CLOSE;
+        let (at, polls) = sending.sent_at;
+        let is_polled = || self.shared.polls() != polls && ticks().wrapping_sub(at) < CLOSE;
+        let waits = more || is_polled();
         if unsent >= FULL || !waits {
             self.outgoing.flush(&mut sending, &self.shared);
         } else if !sending.is_listed {
@@ -621,6 +628,9 @@ impl Link for TcpLink {
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
         match op {
             Op::AmCopied { header, bytes } => self.message(header, bytes, false),
+            Op::AmOwned { header, buffer, .. } if !matches!(buffer, Buffer::List(_)) => {
+                self.message(header, buffer.view(), false)
+            }
             // The caps say so.
             Op::AmOwned { buffer, .. } => Err(SubmitError::TooLong { len: buffer.len(), max: 0 }),
             Op::Put { to, buffer, token } => {

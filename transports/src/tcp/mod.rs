@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `device` | the sockets of a device, and when a poll reads which of them |
 //! | `link` | the sending end of a link: dials, gathers messages, sends again after a cut |
+//! | `flusher` | the thread that sends what was left for a poll that does not come |
 //! | `outflow` | the bytes that a link owes its peer, until they are acknowledged |
 //! | `inbound` | links that lead here: acknowledgements, and senders that may be dead |
 //! | `incoming` | bytes that come: they become messages, and puts land in windows |
@@ -34,6 +35,7 @@
 
 pub mod address;
 mod device;
+mod flusher;
 pub mod frame;
 mod inbound;
 mod incoming;
