@@ -232,7 +232,7 @@ struct Bench {
 impl Bench {
     fn new<J: Job>(way: Way) -> std::sync::Arc<Self> {
         let ground = Ground::with_settings::<J>(
-            J::settings().setting("shm_slots", 8).offers(OFFERS),
+            J::settings().setting("shm_slots", 8).setting("tcp_window", 8192).offers(OFFERS),
             way,
             64,
         );

@@ -263,7 +263,12 @@ fn a_future_fails_as_its_operation_does<J: Job>() {
 
 fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
     let ranks = J::pair_with(
-        J::settings().setting("shm_slots", 8).setting("shm_chunks", 1).backlog(2).packets_max(16),
+        J::settings()
+            .setting("shm_slots", 8)
+            .setting("tcp_window", 512)
+            .setting("shm_chunks", 1)
+            .backlog(2)
+            .packets_max(16),
     );
     let arrived = Counter::new();
     let name = ranks[1].register_comp(&arrived).unwrap();

@@ -47,7 +47,7 @@ fn transport(choice: TransportChoice) -> Box<dyn Transport> {
         }
         TransportChoice::Verbs => Box::new(Rdma::new(verbs_options())),
         TransportChoice::Tcp => {
-            let options = TcpOptions { packet_size: 4096, window: 16 << 10, ..Default::default() };
+            let options = TcpOptions { packet_size: 4096, window: 1024, ..Default::default() };
             Box::new(Tcp::new(options))
         }
         other => panic!("say here how {other:?} is opened"),

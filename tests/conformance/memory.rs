@@ -40,7 +40,11 @@ pub(crate) enum Way {
 /// none there.
 pub(crate) fn ways<J: Job>() -> Vec<Way> {
     let asked = [AutoChoice::Auto, AutoChoice::Off].map(Way::Asked);
-    if J::IS_RDMA { vec![asked[0]] } else { [Way::Mapped].into_iter().chain(asked).collect() }
+    if J::IS_RDMA {
+        return vec![asked[0]];
+    }
+    let mapped = J::MAPS.then_some(Way::Mapped);
+    mapped.into_iter().chain(asked).collect()
 }
 
 /// Two ranks, and a region of rank 1's.

@@ -121,7 +121,7 @@ impl Ground {
 /// no difference.
 fn sorts<J: Job>() -> Vec<(Memory, Memory, bool)> {
     let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
-    let mapped = if J::IS_RDMA { vec![true] } else { vec![true, false] };
+    let mapped = if !J::MAPS { vec![J::IS_RDMA] } else { vec![true, false] };
     pairs
         .flat_map(|(local, remote)| {
             mapped.clone().into_iter().map(move |mapped| (local, remote, mapped))
@@ -331,7 +331,7 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
 }
 
 fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face<J: Job>() {
-    if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
+    if is_for_simulated_only("the driver's calls are not counted") || !J::MAPS {
         return;
     }
     let ground = Ground::new::<J>();

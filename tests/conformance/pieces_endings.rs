@@ -157,7 +157,7 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
 }
 
 fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() {
-    if J::IS_RDMA || is_for_simulated_only("a copy cannot be held up") {
+    if !J::MAPS || is_for_simulated_only("a copy cannot be held up") {
         return;
     }
     for (memory, as_face) in

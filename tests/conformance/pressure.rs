@@ -25,6 +25,7 @@ over_each_transport!(
 fn tiny<J: Job>() -> SettingsBuilder {
     J::settings()
         .setting("shm_slots", 8)
+        .setting("tcp_window", 512)
         .setting("shm_chunks", 1)
         .packets_max(16)
         .backlog(4)
@@ -105,8 +106,8 @@ fn a_full_ring_is_a_retry_and_goes_on_once_the_peer_does<J: Job>() {
 }
 
 fn a_message_without_a_packet_is_a_retry_and_goes_on_once_one_is_back<J: Job>() {
-    // A queue pair's receiver has as much room for long messages as for short ones.
-    let reason = if J::IS_RDMA { RetryReason::Full } else { RetryReason::NoPacket };
+    // A network's receiver has as much room for long messages as for short ones.
+    let reason = if J::TAKES_TIME { RetryReason::Full } else { RetryReason::NoPacket };
     retry_reason::<J>(1000, reason);
 }
 
@@ -231,7 +232,9 @@ fn a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried<J: Job>() {
 }
 
 fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
-    let ranks = J::pair_with(tiny::<J>().setting("shm_slots", 64).setting("shm_chunks", 64));
+    let ranks = J::pair_with(
+        tiny::<J>().setting("shm_slots", 64).setting("tcp_window", 4096).setting("shm_chunks", 64),
+    );
     let arrived = Sink::keeping();
     let name = ranks[1].register_comp(&arrived).unwrap();
     let (mut kept, mut sent, mut told) = (Vec::new(), 0_u64, false);

@@ -77,6 +77,8 @@ pub trait Job: 'static {
     const TRIES_LOCKS: bool;
     /// `true` if a NIC, real or simulated, carries the messages.
     const IS_RDMA: bool = false;
+    /// `true` if ranks map each other's memory.
+    const MAPS: bool = !Self::IS_RDMA;
     /// `true` if a message takes a while, so that its receiver may have to poll several times.
     const TAKES_TIME: bool = Self::IS_RDMA;
     /// `true` if devices have resident copiers.
@@ -133,6 +135,7 @@ impl Job for OverTcp {
     const TRANSPORT: TransportChoice = TransportChoice::Tcp;
     const PATH: &'static str = carrack::transports::tcp::NAME;
     const TRIES_LOCKS: bool = true;
+    const MAPS: bool = false;
     const TAKES_TIME: bool = true;
 }
 

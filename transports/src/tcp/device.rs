@@ -46,9 +46,6 @@ const STRANGER: u64 = 3 << 32;
 /// Bytes that one call of a socket receives, of all but puts.
 const SCRATCH: usize = 64 << 10;
 
-/// Bytes after which an acknowledgement is due.
-const ACK: u64 = 64 << 10;
-
 /// Sockets that are read directly, at most: of more, the epoll set knows quicker which have
 /// something.
 const HOT: usize = 4;
@@ -342,7 +339,7 @@ impl TcpDevice {
                 }
             } else if now.wrapping_sub(since) > WARM && !self.is_awaited(name) {
                 polling.hot.swap_remove(at);
-                self.acknowledge(polling, name, 1);
+                self.acknowledge(polling, name, true);
             }
         }
     }
@@ -374,13 +371,13 @@ impl TcpDevice {
         match read {
             Ok(read) => {
                 if entry.incoming.is_over {
-                    self.acknowledge(polling, name_of(index), 1);
+                    self.acknowledge(polling, name_of(index), true);
                     polling.leave(index);
                     self.shared.has_died(peer, DownCause::Closed);
                     return true;
                 }
                 polling.has_backlog |= entry.incoming.has_whole(packets.packet_size());
-                self.acknowledge(polling, name_of(index), ACK);
+                self.acknowledge(polling, name_of(index), false);
                 if read == Read::End {
                     self.lose(polling, index);
                 }
@@ -408,12 +405,12 @@ impl TcpDevice {
         }
     }
 
-    /// Acknowledges a link's bytes, if as many have come or a put has ended.
-    fn acknowledge(&self, polling: &mut Polling, name: u64, least: u64) {
+    /// Acknowledges a link's bytes: all of them, or if that is due.
+    fn acknowledge(&self, polling: &mut Polling, name: u64, all: bool) {
         if name & !0xffff_ffff == INCOMING
             && let Some(Some(entry)) = polling.inbound.get_mut(number(name) as usize)
         {
-            entry.acknowledge(least);
+            entry.acknowledge(all);
         }
     }
 
@@ -509,7 +506,8 @@ impl TcpDevice {
     fn hear_stranger(&self, polling: &mut Polling, place: u32) {
         let Some(guest) = polling.strangers.hear(&self.shared, place) else { return };
         self.shared.is_short.store(false, Ordering::Relaxed);
-        let Guest { mut channel, peer, device, link, home } = guest;
+        let Guest { mut channel, peer, device, hello, home } = guest;
+        let (link, window) = (hello.link.get(), hello.window.get());
         let known = polling.inbound.iter().position(|entry| {
             entry.as_ref().is_some_and(|entry| {
                 let incoming = &entry.incoming;
@@ -519,7 +517,7 @@ impl TcpDevice {
         let index = known
             .or_else(|| polling.inbound.iter().position(Option::is_none))
             .unwrap_or(polling.inbound.len());
-        let mut incoming = Incoming::new(peer, device, link);
+        let mut incoming = Incoming::new((peer, device, link), window);
         if let Some(Some(entry)) = polling.inbound.get_mut(index) {
             // What the older connection still brings comes again on this one.
             std::mem::swap(&mut incoming, &mut entry.incoming);
@@ -713,7 +711,7 @@ impl Device for TcpDevice {
         }
         for at in 0..polling.hot.len() {
             let name = polling.hot[at].0;
-            self.acknowledge(&mut polling, name, 1);
+            self.acknowledge(&mut polling, name, true);
         }
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();

@@ -32,10 +32,10 @@ pub(super) struct Lost {
 }
 
 impl Inbound {
-    /// Acknowledges the bytes, if as many have come or a put has ended.
-    pub(super) fn acknowledge(&mut self, least: u64) {
+    /// Acknowledges the bytes: all of them, or if that is due.
+    pub(super) fn acknowledge(&mut self, all: bool) {
         if let Some(socket) = &self.socket
-            && let Some(acked) = self.incoming.ack(least)
+            && let Some(acked) = self.incoming.ack(all)
         {
             // Lost only with the connection; the next one begins with a number of bytes. A socket
             // of a peer that reads has room for eight bytes.

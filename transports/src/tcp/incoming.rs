@@ -48,6 +48,8 @@ pub(super) struct Incoming {
     received: u64,
     /// Bytes of them that were acknowledged.
     acked: u64,
+    /// Bytes after which an acknowledgement is due.
+    ack_at: u64,
     /// Bytes of frames that are not whole, or found no room in the batch.
     pending: Vec<u8>,
     landing: Option<Landing>,
@@ -69,8 +71,10 @@ pub(super) enum Read {
 }
 
 impl Incoming {
-    pub(super) fn new(peer: PeerId, device: DeviceKey, link: u64) -> Self {
+    /// `window`: bytes that the sender sends without an acknowledgement.
+    pub(super) fn new((peer, device, link): (PeerId, DeviceKey, u64), window: u64) -> Self {
         Self {
+            ack_at: (window / 4).max(1),
             peer,
             device,
             link,
@@ -88,9 +92,11 @@ impl Incoming {
         self.received
     }
 
-    /// Returns the acknowledgement that is due: a put is there, or as many bytes are.
-    pub(super) fn ack(&mut self, bytes: u64) -> Option<u64> {
-        let due = self.owes_ack || self.received - self.acked >= bytes.max(1);
+    /// Returns the acknowledgement that is due: a put has ended, or much has come; or that of all
+    /// bytes.
+    pub(super) fn ack(&mut self, all: bool) -> Option<u64> {
+        let due = if all { 1 } else { self.ack_at };
+        let due = self.owes_ack || self.received - self.acked >= due;
         due.then(|| {
             self.owes_ack = false;
             self.acked = self.received;
@@ -301,7 +307,7 @@ mod tests {
     ) -> Result<(Vec<Vec<u8>>, Incoming), String> {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let (windows, mut batch) = (Windows::default(), Batch::new(limit));
-        let mut incoming = Incoming::new(PEER, DeviceKey([0; 16]), 0);
+        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000);
         let mut got = Vec::new();
         let mut pieces = stream.chunks(cut);
         loop {
@@ -363,11 +369,11 @@ mod tests {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let (windows, mut batch) = (Arc::new(Windows::default()), Batch::new(4));
         let open = Box::new(windows.open(PEER, vec![0; 10].into()).unwrap());
-        let mut incoming = Incoming::new(PEER, DeviceKey([0; 16]), 0);
+        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000);
         let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
         stream.extend(b"bytes");
         for (at, piece) in stream.chunks(3).enumerate() {
-            assert_eq!(incoming.ack(1000), None, "piece {at}");
+            assert_eq!(incoming.ack(false), None, "piece {at}");
             let mut to = Receiving {
                 packets: &pool,
                 windows: &windows,
@@ -376,7 +382,7 @@ mod tests {
             };
             incoming.take_in(piece, &mut to).unwrap();
         }
-        assert_eq!(incoming.ack(1000), Some(0), "no socket has counted bytes");
+        assert_eq!(incoming.ack(false), Some(0), "no socket has counted bytes");
         let buffer = crate::contract::Exposed::take_back(open);
         assert_eq!(buffer.as_slice(), Some(&b"\0\0bytes\0\0\0"[..]));
     }

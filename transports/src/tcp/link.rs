@@ -346,7 +346,9 @@ impl Outgoing {
                 Err(Failure::Unproven(Unproven::Refused(why))) => return Greeted::Refused(why),
                 Err(why) => return next(why.to_string()),
             }
-            if let Err(fault) = channel.say(&wire::hello(self.number)) {
+            let window = (shared.options.window as u64).into();
+            let hello = wire::Hello { link: self.number.into(), window };
+            if let Err(fault) = channel.say(&hello.message()) {
                 return next(words_of(fault));
             }
         }
@@ -541,7 +543,15 @@ impl TcpLink {
         if !self.owner.is_here() {
             return Err(self.down(DownCause::Closed));
         }
-        Ok(self.outgoing.sending.try_lock().ok_or(Busy::Lock))
+        match self.outgoing.sending.try_lock() {
+            // It has ended since.
+            Some(sending) if matches!(sending.line, Line::Over(_)) => {
+                drop(sending);
+                self.not_up()
+            }
+            Some(sending) => Ok(Ok(sending)),
+            None => Ok(Err(Busy::Lock)),
+        }
     }
 
     #[cold]
@@ -554,6 +564,13 @@ impl TcpLink {
 
     fn down(&self, cause: DownCause) -> SubmitError {
         SubmitError::Down { peer: self.outgoing.peer, cause }
+    }
+
+    /// Returns `true` if the window has room for a message. An empty one has room for any.
+    #[inline]
+    fn has_room(&self, sending: &Sending, len: usize) -> bool {
+        let copied = sending.flow.copied();
+        copied == 0 || copied + HEAD + len <= self.shared.options.window
     }
 
     fn message(
@@ -573,9 +590,12 @@ impl TcpLink {
             Ok(sending) => sending,
             Err(busy) => return Ok(Submit::Busy(busy)),
         };
-        if sending.flow.copied() + HEAD + len > self.shared.options.window {
+        if !self.has_room(&sending, len) {
             self.outgoing.hear(&mut sending, &self.shared);
-            if sending.flow.copied() + HEAD + len > self.shared.options.window {
+            if let Line::Over(cause) = &sending.line {
+                return Err(self.down(cause.clone()));
+            }
+            if !self.has_room(&sending, len) {
                 self.outgoing.flush(&mut sending, &self.shared);
                 return Ok(Submit::Busy(Busy::Full));
             }
@@ -596,7 +616,7 @@ impl TcpLink {
             Ok(sending) => sending,
             Err(busy) => return Ok(Submit::Busy(busy)),
         };
-        if sending.flow.copied() + HEAD > self.shared.options.window {
+        if !self.has_room(&sending, 0) {
             return Ok(Submit::Busy(Busy::Full));
         }
         let put = Frame::Put { window: to.key, at: to.addr, len: len as u64 };

@@ -20,7 +20,7 @@ crate::declare_settings! {
 
         /// Bytes of short messages to a peer that it has not acknowledged yet, at most.
         tcp_window: usize,
-            "CARRACK_TCP_WINDOW", Bytes::between(64 << 10, 1 << 30), 1 << 20;
+            "CARRACK_TCP_WINDOW", Bytes::between(256, 1 << 30), 1 << 20;
 
         /// Time after which a peer whose kernel answers nothing counts as gone, in seconds.
         peer_timeout: usize,

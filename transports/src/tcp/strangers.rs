@@ -36,13 +36,13 @@ struct Stranger {
     claim: Claim,
 }
 
-/// A connection of a rank of the job, with the link to which it belongs.
+/// A connection of a rank of the job, with the link that it introduces.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) channel: TcpChannel,
     pub(super) peer: PeerId,
     pub(super) device: DeviceKey,
-    pub(super) link: u64,
+    pub(super) hello: wire::Hello,
     /// Where the dialer's device listens.
     pub(super) home: SocketAddr,
 }
@@ -96,11 +96,11 @@ impl Strangers {
         let stranger = self.pending.get_mut(place)?;
         match stranger.hear(shared) {
             Ok(None) => None,
-            Ok(Some(link)) => {
+            Ok(Some(hello)) => {
                 let Stranger { channel, mut from, claim, .. } = self.pending.take(place)?;
                 from.set_port(u16::try_from(claim.number.get()).unwrap_or(0));
                 let (peer, device) = (PeerId(claim.rank.get()), DeviceKey(claim.device));
-                Some(Guest { channel, peer, device, link, home: from })
+                Some(Guest { channel, peer, device, hello, home: from })
             }
             Err(why) => {
                 let mut stranger = self.pending.take(place)?;
@@ -116,8 +116,8 @@ impl Strangers {
 }
 
 impl Stranger {
-    /// Returns the number of its link when that has come. `Err(None)`: it has gone.
-    fn hear(&mut self, shared: &Shared) -> Result<Option<u64>, Option<String>> {
+    /// Returns its introduction when that has come. `Err(None)`: it has gone.
+    fn hear(&mut self, shared: &Shared) -> Result<Option<wire::Hello>, Option<String>> {
         if let Some(greeting) = &mut self.greeting {
             match greeting.advance(&mut self.channel) {
                 Ok(Progress::Waiting | Progress::Short(_)) => return Ok(None),
@@ -138,7 +138,7 @@ impl Stranger {
         }
         match self.channel.hear(PROTOCOL.longest) {
             Ok(None) | Err(Fault::Short(_)) => Ok(None),
-            Ok(Some(message)) => wire::read_hello(&message).map(Some).map_err(Some),
+            Ok(Some(message)) => wire::Hello::read(&message).map(Some).map_err(Some),
             Err(Fault::Gone(_)) => Err(None),
             Err(Fault::Wrong(why)) => Err(Some(why)),
         }

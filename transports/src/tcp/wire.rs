@@ -1,18 +1,20 @@
 //! The first messages of a connection, before the bytes of its link.
 //!
 //! Both sides prove themselves ([`crate::net::greeting`]). Then the dialer says `HELLO` with the
-//! number of its link, and the listener `WELCOME` with the bytes of that link that it has. Behind
-//! that the dialer sends frames, and the listener acknowledgements: the number of bytes that it
-//! has, eight bytes each.
+//! number of its link and its window, and the listener `WELCOME` with the bytes of that link that
+//! it has. Behind that the dialer sends frames, and the listener acknowledgements: the number of
+//! bytes that it has, eight bytes each. One is due at a quarter of the window.
 
 use crate::contract::Identity;
 use crate::net::greeting::Greeting;
-use crate::net::header::{FIRST_OWN, Protocol};
+use crate::net::header::{FIRST_OWN, Protocol, REFUSAL, words};
 use crate::net::key::DeviceKey;
 use crate::net::proof::{Claim, Key, Role};
 use crate::net::streams::Limits;
 use rustix::io::Errno;
 use std::time::Duration;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The messages of this transport.
 pub(super) const PROTOCOL: Protocol = Protocol { tag: *b"tcp ", version: 1, longest: 512 };
@@ -46,9 +48,28 @@ pub(super) fn greeting(
     Greeting::new(role, PROTOCOL, &Key::of(&identity.secret), claim)
 }
 
-/// Returns the dialer's introduction of its link.
-pub(super) fn hello(link: u64) -> Vec<u8> {
-    PROTOCOL.message(HELLO, &[&link.to_le_bytes()])
+/// A link, as its dialer introduces it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Hello {
+    /// Number of the link, which its dialer has drawn.
+    pub(super) link: U64,
+    /// Bytes of messages that may be sent without an acknowledgement.
+    pub(super) window: U64,
+}
+
+impl Hello {
+    pub(super) fn message(&self) -> Vec<u8> {
+        PROTOCOL.message(HELLO, &[self.as_bytes()])
+    }
+
+    /// Reads the dialer's introduction.
+    ///
+    /// # Errors
+    /// What is wrong with the message.
+    pub(super) fn read(message: &[u8]) -> Result<Self, String> {
+        Self::read_from_bytes(body(message, HELLO)?).map_err(|_| "a hello too short or long".into())
+    }
 }
 
 /// Returns the listener's answer.
@@ -56,28 +77,20 @@ pub(super) fn welcome(received: u64) -> Vec<u8> {
     PROTOCOL.message(WELCOME, &[&received.to_le_bytes()])
 }
 
-/// Reads the number of the dialer's link.
-///
-/// # Errors
-/// What is wrong with the message.
-pub(super) fn read_hello(message: &[u8]) -> Result<u64, String> {
-    number(message, HELLO)
-}
-
 /// Reads the number of bytes that the listener has.
 ///
 /// # Errors
 /// What is wrong with the message.
 pub(super) fn read_welcome(message: &[u8]) -> Result<u64, String> {
-    number(message, WELCOME)
+    let bytes = body(message, WELCOME)?.try_into();
+    bytes.map(u64::from_le_bytes).map_err(|_| "a welcome too short or long".into())
 }
 
-fn number(message: &[u8], expected: u32) -> Result<u64, String> {
-    let (kind, body) = PROTOCOL.read(message)?;
-    match <[u8; 8]>::try_from(body) {
-        Ok(number) if kind == expected => Ok(u64::from_le_bytes(number)),
-        _ if kind == crate::net::header::REFUSAL => Err(crate::net::header::words(body)),
-        _ => Err(format!("a message of kind {kind} and {} bytes", body.len())),
+fn body(message: &[u8], expected: u32) -> Result<&[u8], String> {
+    match PROTOCOL.read(message)? {
+        (kind, body) if kind == expected => Ok(body),
+        (REFUSAL, body) => Err(words(body)),
+        (kind, _) => Err(format!("a message of kind {kind}")),
     }
 }
 
@@ -86,11 +99,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_comes_back_and_another_message_does_not() {
-        assert_eq!(read_hello(&hello(7)), Ok(7));
+    fn what_was_said_comes_back_and_another_message_does_not() {
+        let hello = Hello { link: 7.into(), window: 9.into() };
+        assert_eq!(Hello::read(&hello.message()), Ok(hello));
         assert_eq!(read_welcome(&welcome(u64::MAX)), Ok(u64::MAX));
-        assert!(read_hello(&welcome(7)).is_err());
-        assert!(read_hello(&PROTOCOL.message(HELLO, &[&[0; 9]])).is_err());
+        assert!(Hello::read(&welcome(7)).is_err());
+        assert!(Hello::read(&PROTOCOL.message(HELLO, &[&[0; 9]])).is_err());
         assert_eq!(read_welcome(&PROTOCOL.refusal("gone")), Err("gone".into()));
     }
 }
