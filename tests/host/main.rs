@@ -4,6 +4,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `apart` | the conformance suite's cases between two processes, and between two nodes |
+//! | `cuts` | connections of the TCP transport that break while both processes live |
 //! | `hostile` | peers and strangers that break the protocol over shared memory |
 //! | `huge` | messages of more than 4 GiB |
 //! | `ordeals` | kills, stops, forks, want of everything, a soak |
@@ -12,6 +13,7 @@
 //! | `signals` | signals to the process |
 
 mod apart;
+mod cuts;
 mod hostile;
 mod huge;
 mod ordeals;

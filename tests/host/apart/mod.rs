@@ -22,7 +22,8 @@ use crate::support::guests::{NEVER_GIVES_UP, Port, is_in_guests, joining, node};
 use crate::support::ranks::{Ranks, Role, far_rank};
 use crate::support::sink::Sink;
 use crate::support::{
-    Job, OverShm, OverSimulatedNic, OverVerbs, Watchdog, patience, posted, rdma_device, rng, until,
+    Job, OverShm, OverSimulatedNic, OverTcp, OverVerbs, Watchdog, patience, posted, rdma_device,
+    rng, until,
 };
 use carrack::{Outcome, PostError, Rank, RemoteComp, Runtime, Status, Tag};
 use rand::RngCore;
@@ -42,6 +43,8 @@ const FLOOD: &str = "ranks_that_flood_each_other_with_requests_get_every_reply";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
     Shm,
+    /// TCP of this machine.
+    Tcp,
     SimulatedNic,
     /// RDMA devices of one guest.
     Devices,
@@ -52,6 +55,7 @@ enum Between {
 macro_rules! apart {
     ($($number:literal: $what:ident,)+) => {
         apart!(in shm, Shm, $($number: $what,)+);
+        apart!(in tcp, Tcp, $($number: $what,)+);
         apart!(in simulated_nic, SimulatedNic, $($number: $what,)+);
         apart!(in devices, Devices, $($number: $what,)+);
         apart!(in nodes, Nodes, $($number: $what,)+);
@@ -155,6 +159,7 @@ impl Me {
         };
         let settings = match between {
             _ if between == Between::Shm as u64 => OverShm::settings(),
+            _ if between == Between::Tcp as u64 => OverTcp::settings(),
             _ if between == Between::SimulatedNic as u64 => OverSimulatedNic::settings(),
             _ => OverVerbs::settings().setting("verbs_device", device()),
         };
