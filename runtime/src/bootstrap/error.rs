@@ -175,6 +175,51 @@ pub enum BootstrapError {
         variables: String,
     },
 
+    /// The exchange with a launcher that tells the ranks where rank 0 is has failed.
+    #[error(
+        "the job of {launcher} cannot be joined: {why}; CARRACK_BOOTSTRAP names another way to \
+         find the job, or `alone` for a job of one"
+    )]
+    Exchange {
+        /// The launcher, or its way of exchange.
+        launcher: &'static str,
+        /// Why.
+        why: String,
+    },
+
+    /// A variable of a launcher is missing or wrong.
+    #[error(
+        "{name} {problem}, which {launcher} never does; start the program anew, or name another \
+         way to find the job in CARRACK_BOOTSTRAP"
+    )]
+    Told {
+        /// The launcher, or its way of exchange.
+        launcher: &'static str,
+        /// The variable's name.
+        name: &'static str,
+        /// The problem with its value.
+        problem: String,
+    },
+
+    /// The place where `CARRACK_BOOTSTRAP` says that the job is found is not there.
+    #[error(
+        "CARRACK_BOOTSTRAP is {choice}, and this process does not have {marks}; start it by that \
+         launcher, or unset CARRACK_BOOTSTRAP"
+    )]
+    NotThere {
+        /// The value of the setting.
+        choice: String,
+        /// What its processes have.
+        marks: &'static str,
+    },
+
+    /// The job has no secret, and the user requires one.
+    #[error(
+        "this job has no secret, and CARRACK_REQUIRE_SECRET is on; set CARRACK_JOB_SECRET to the \
+         same 16 bytes or more on all ranks"
+    )]
+    NoSecret,
+
     /// Rank 0 cannot listen at its port.
     #[error(
         "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \

@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 use super::error::BootstrapError;
-use crate::settings::{BootstrapChoice, Settings};
 
 /// The environment variables of a launcher. A name is empty where the launcher has no such
 /// variable.
@@ -134,19 +133,8 @@ impl Launcher {
 }
 
 /// Refuses to run this process as a job of one where a launcher started it as one of several.
-///
-/// # Errors
-///
-/// [`BootstrapError::OtherLauncher`], unless `CARRACK_BOOTSTRAP` is `alone`.
-pub fn check(settings: &Settings) -> Result<(), BootstrapError> {
-    if settings.bootstrap() == BootstrapChoice::Alone {
-        return Ok(());
-    }
-    refuse(|name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()))
-}
-
 /// Checks all launchers: a launcher of one process may itself run within a launcher of several.
-fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
+pub(super) fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
     let size = |launcher: &Launcher| variable(launcher.size)?.trim().parse::<u32>().ok();
     let marked = || LAUNCHERS.iter().filter(|launcher| launcher.is_marked(&variable));
     let most = marked().filter_map(size).max();

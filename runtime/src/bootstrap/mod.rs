@@ -15,7 +15,10 @@
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the store: table, fence and departures, as a state machine without I/O |
 //! | [`tcp`] | the bootstrap by torchrun's variables, with a store at rank 0 over TCP |
-//! | [`launchers`] | launchers whose jobs cannot be joined yet, known by their variables |
+//! | [`source`] | which of these a process is to use, and how it then joins its job |
+//! | `exchange` | what a launcher is used for: all ranks learn where rank 0's store is |
+//! | [`pmi`] | the exchange by PMI-1: Hydra, Slurm, Flux |
+//! | [`launchers`] | the variables of launchers, and those whose jobs cannot be joined |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
 //!
@@ -36,12 +39,15 @@ pub mod alone;
 mod arrivals;
 mod client;
 pub mod error;
+mod exchange;
 pub mod in_process;
 pub mod job;
 pub mod launcher;
 pub mod launchers;
+pub mod pmi;
 pub mod protocol;
 pub mod server;
+pub mod source;
 mod table;
 pub mod tcp;
 
@@ -52,6 +58,7 @@ pub use error::{BootstrapError, Departure};
 pub use in_process::InProcess;
 pub use job::JobId;
 pub use launcher::FromLauncher;
+pub use source::Source;
 pub use tcp::FromEnvironment;
 
 /// The largest number of ranks that `carrack run` starts.

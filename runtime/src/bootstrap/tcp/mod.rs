@@ -1,5 +1,8 @@
 //! The bootstrap of a program under another launcher: over TCP, with torchrun's variables.
 //!
+//! Jobs of PMI, PMIx and Slurm use it, too; an [`Invitation`] then comes from their
+//! [source](super::source).
+//!
 //! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` name the process's rank and the address of
 //! rank 0; any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
 //!
@@ -56,12 +59,13 @@
 
 #![forbid(unsafe_code)]
 
-mod join;
+pub(super) mod join;
 pub mod key;
 mod store;
 pub mod variables;
 
 use std::env;
+use std::net::TcpListener;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 
@@ -71,6 +75,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::Bootstrap;
 use super::client::{Client, Host, Wire};
 use super::error::BootstrapError;
+use super::exchange::Exchange;
 use super::job::JobId;
 use super::server::Server;
 use crate::settings::Settings;
@@ -92,6 +97,8 @@ pub struct FromEnvironment {
     /// At rank 0: what ends the store's thread, and the thread.
     store: Option<(OwnedFd, JoinHandle<()>)>,
     owner: Owner,
+    /// The launcher's, which is told of this rank's end.
+    exchange: Option<Box<dyn Exchange>>,
 }
 
 impl FromEnvironment {
@@ -115,27 +122,46 @@ impl FromEnvironment {
     ///
     /// Those of [`from_env`](Self::from_env).
     pub fn join(invitation: &Invitation) -> Result<Self, BootstrapError> {
+        Self::enter(invitation, None)
+    }
+
+    /// Starts as [`join`](Self::join). Rank 0 may have opened its listener already.
+    pub(super) fn enter(
+        invitation: &Invitation,
+        listener: Option<TcpListener>,
+    ) -> Result<Self, BootstrapError> {
         let Invitation { rank, size, place_on_node, .. } = *invitation;
         let (wire, host, salt, store) = if rank == 0 {
             let salt = join::salt()?;
-            let (wire, store) = Self::serve(invitation, &salt)?;
+            let (wire, store) = Self::serve(invitation, listener, &salt)?;
             (wire, invitation.to_string(), salt, Some(store))
         } else {
             let joined = join::join(invitation)?;
             (Wire::Tcp(joined.channel), joined.address.to_string(), joined.salt, None)
         };
         let (client, job) = (Client::new(wire, Host::Zero(host))?, invitation.key.job(&salt));
-        Ok(Self { rank, size, place_on_node, job, client, store, owner: Owner::this_process() })
+        let (owner, exchange) = (Owner::this_process(), None);
+        Ok(Self { rank, size, place_on_node, job, client, store, owner, exchange })
+    }
+
+    /// Tells the launcher of this rank's end when this is dropped.
+    pub(super) fn keep(mut self, exchange: Box<dyn Exchange>) -> Self {
+        self.exchange = Some(exchange);
+        self
     }
 
     /// Starts the store's thread. Returns rank 0's own connection to it.
     fn serve(
         invitation: &Invitation,
+        listener: Option<TcpListener>,
         salt: &key::Salt,
     ) -> Result<(Wire, (OwnedFd, JoinHandle<()>)), BootstrapError> {
         let os = |doing| move |source| BootstrapError::Os { doing, source };
         let size = invitation.size;
-        let listener = (size > 1).then(|| join::listen_as_zero(invitation)).transpose()?;
+        let listener = match listener {
+            None if size > 1 => Some(join::listen_as_zero(invitation)?),
+            opened => opened.filter(|_| size > 1),
+        };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| BootstrapError::os("making an eventfd", errno))?;
         let stopped = stop.try_clone().map_err(os("duplicating an eventfd"))?;
@@ -194,14 +220,18 @@ impl Bootstrap for FromEnvironment {
 
 impl Drop for FromEnvironment {
     fn drop(&mut self) {
-        let Some((stop, thread)) = self.store.take() else { return };
         if !self.owner.is_here() {
             // The thread belongs to the parent; a forked child has none to wait for.
-            return std::mem::forget(thread);
+            return std::mem::forget(self.store.take());
         }
-        // The write can only fail when the counter is full: the thread is told already.
-        let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
-        let _ = thread.join();
+        if let Some((stop, thread)) = self.store.take() {
+            // The write can only fail when the counter is full: the thread is told already.
+            let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
+            let _ = thread.join();
+        }
+        if let Some(exchange) = &mut self.exchange {
+            exchange.end();
+        }
     }
 }
 
