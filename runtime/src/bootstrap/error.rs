@@ -159,14 +159,14 @@ pub enum BootstrapError {
         problem: String,
     },
 
-    /// Another launcher started this process as a rank of a job that this build cannot join.
+    /// Another launcher started this process as a rank of a job that it cannot find.
     #[error(
         "{launcher} started this process as a rank of its own job ({variables}), and Carrack \
-        cannot join such a job \
-         yet; start the program with `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, \
-         MASTER_ADDR and \
-         MASTER_PORT as torchrun does, or set CARRACK_BOOTSTRAP=alone to run each process as a job \
-         of one"
+         finds no way into it: no PMIX_NAMESPACE, no PMI_PORT, no PMI_FD with an open socket, which \
+         only the program itself inherits; start the program with `carrack run -n N -- PROGRAM`, \
+         or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or set \
+         CARRACK_BOOTSTRAP=slurm for Slurm's variables, or CARRACK_BOOTSTRAP=alone to run each \
+         process as a job of one"
     )]
     OtherLauncher {
         /// The launcher's name.
@@ -189,8 +189,8 @@ pub enum BootstrapError {
 
     /// A variable of a launcher is missing or wrong.
     #[error(
-        "{name} {problem}, which {launcher} never does; start the program anew, or name another \
-         way to find the job in CARRACK_BOOTSTRAP"
+        "{name}, which {launcher} sets, {problem}; start the program anew, or name another way to \
+         find the job in CARRACK_BOOTSTRAP"
     )]
     Told {
         /// The launcher, or its way of exchange.

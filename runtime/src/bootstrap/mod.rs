@@ -18,6 +18,7 @@
 //! | [`source`] | which of these a process is to use, and how it then joins its job |
 //! | `exchange` | what a launcher is used for: all ranks learn where rank 0's store is |
 //! | [`pmi`] | the exchange by PMI-1: Hydra, Slurm, Flux |
+//! | `slurm` | the invitation in Slurm's variables |
 //! | [`launchers`] | the variables of launchers, and those whose jobs cannot be joined |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
@@ -47,6 +48,7 @@ pub mod launchers;
 pub mod pmi;
 pub mod protocol;
 pub mod server;
+mod slurm;
 pub mod source;
 mod table;
 pub mod tcp;

@@ -13,10 +13,11 @@ use std::fmt;
 use carrack_transports::net::adopt;
 
 use super::error::BootstrapError;
+use super::launchers::{self, LAUNCHERS, Launcher};
 use super::pmi::{self, Pmi};
 use super::protocol::{FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE};
 use super::tcp::variables::{RANK, RUN_ID, WORLD_SIZE};
-use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, launchers};
+use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, slurm};
 use crate::settings::{BootstrapChoice, Settings};
 
 /// A place where a process can find its job.
@@ -28,6 +29,8 @@ pub enum Source {
     Torchrun,
     /// A PMI-1 server.
     Pmi,
+    /// The variables of a task of Slurm's `srun`.
+    Slurm,
     /// None: the process is a job of one.
     Alone,
 }
@@ -38,6 +41,7 @@ impl fmt::Display for Source {
             Self::Carrack => "carrack run",
             Self::Torchrun => "torchrun's variables",
             Self::Pmi => "PMI",
+            Self::Slurm => "Slurm's variables",
             Self::Alone => "none: a job of one",
         })
     }
@@ -65,10 +69,14 @@ impl Source {
         let has = |name: &str| variable(name).is_some();
         let has_torchruns = has(RANK) || has(WORLD_SIZE);
         let pmi = || (has_pmi_socket || has(pmi::PORT)).then_some(Self::Pmi);
+        let slurm = || has(slurm::SIZE).then_some(Self::Slurm);
         let auto = || {
             let torchrun = || has_torchruns.then_some(Self::Torchrun);
             let agents = || torchrun().filter(|_| has(RUN_ID));
-            agents().or_else(pmi).or_else(torchrun)
+            // The variables alone do not tell a task from what a launcher within Slurm has started.
+            let is_other = |one: &Launcher| one.mark != slurm::SIZE && one.is_marked(variable);
+            let slurm = || slurm().filter(|_| !LAUNCHERS.iter().any(is_other));
+            agents().or_else(pmi).or_else(torchrun).or_else(slurm)
         };
         let (found, marks) = match choice {
             _ if [FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE].iter().any(|name| has(name)) => {
@@ -81,12 +89,15 @@ impl Source {
             BootstrapChoice::Torchrun => (has_torchruns.then_some(Self::Torchrun), RANK),
             BootstrapChoice::Pmi => (pmi(), "PMI_FD with an open socket, or PMI_PORT"),
             BootstrapChoice::Pmix => (None, "PMIX_NAMESPACE"),
-            BootstrapChoice::Slurm => (None, "SLURM_STEP_NUM_TASKS"),
+            BootstrapChoice::Slurm => (slurm(), slurm::SIZE),
+        };
+        let size = match found {
+            Some(Self::Pmi) => variable(pmi::SIZE),
+            Some(Self::Slurm) => variable(slurm::SIZE),
+            _ => None,
         };
         match found {
-            Some(Self::Pmi) if variable(pmi::SIZE).is_some_and(|size| size == "1") => {
-                Ok(Self::Alone)
-            }
+            Some(_) if size.is_some_and(|size| size == "1") => Ok(Self::Alone),
             Some(source) => Ok(source),
             None if choice == BootstrapChoice::Auto => {
                 launchers::refuse(variable).map(|()| Self::Alone)
@@ -114,6 +125,9 @@ impl Source {
             Self::Pmi => {
                 let pmi = Box::new(Pmi::connect(variable, settings)?);
                 Box::new(exchange::enter(pmi::PMI, pmi, settings)?)
+            }
+            Self::Slurm => {
+                Box::new(FromEnvironment::join(&slurm::invitation(variable, settings)?)?)
             }
             Self::Alone => Box::new(Alone::new()?),
         })
