@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use carrack_transports::net::interfaces::{self, Interface};
 
@@ -47,6 +48,19 @@ pub(super) trait Exchange: Send + Sync + fmt::Debug {
     /// Tells the launcher that this rank ends in order. Without it the end is a failure for some
     /// launchers, which then end all ranks.
     fn end(&mut self);
+}
+
+/// Fails from the second call on: a process takes part in its launcher's exchange once.
+pub(super) fn only_once(launcher: &'static str) -> Result<(), BootstrapError> {
+    static USED: AtomicBool = AtomicBool::new(false);
+    match USED.swap(true, Ordering::Relaxed) {
+        false => Ok(()),
+        true => {
+            let why = "this process has joined it before; runtimes of one process must share their \
+                bootstrap";
+            Err(BootstrapError::Exchange { launcher, why: why.into() })
+        }
+    }
 }
 
 /// Joins the job of a launcher.

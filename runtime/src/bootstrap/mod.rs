@@ -18,6 +18,7 @@
 //! | [`source`] | which of these a process is to use, and how it then joins its job |
 //! | `exchange` | what a launcher is used for: all ranks learn where rank 0's store is |
 //! | [`pmi`] | the exchange by PMI-1: Hydra, Slurm, Flux |
+//! | `pmix` | the exchange by PMIx: PRRTE, Slurm |
 //! | `slurm` | the invitation in Slurm's variables |
 //! | [`launchers`] | the variables of launchers, and those whose jobs cannot be joined |
 //! | [`job`] | the identity and secret of a job |
@@ -33,8 +34,6 @@
 //! # Ok::<(), carrack::bootstrap::BootstrapError>(())
 //! ```
 
-#![forbid(unsafe_code)]
-
 mod adopt;
 pub mod alone;
 mod arrivals;
@@ -46,6 +45,7 @@ pub mod job;
 pub mod launcher;
 pub mod launchers;
 pub mod pmi;
+mod pmix;
 pub mod protocol;
 pub mod server;
 mod slurm;

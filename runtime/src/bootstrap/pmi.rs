@@ -11,7 +11,6 @@
 
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use carrack_transports::net::adopt::{self, AdoptError};
@@ -100,18 +99,12 @@ impl Pmi {
         variable: impl Fn(&str) -> Option<String>,
         settings: &Settings,
     ) -> Result<Self, BootstrapError> {
-        static USED: AtomicBool = AtomicBool::new(false);
         let now = Instant::now();
         let deadline = now.checked_add(variables::patience(settings)).unwrap_or(now);
         let socket = match variable(adopt::PMI) {
             Some(number) => adopt::pmi().map_err(|error| unusable(&number, error))?,
             None => call(&variable(PORT).unwrap_or_default(), deadline)?,
         };
-        if USED.swap(true, Ordering::Relaxed) {
-            let why = "a runtime of this process has used it: runtimes of one process must share \
-                their bootstrap";
-            return Err(failed(why.into()));
-        }
         let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
         let (unread, table) = (Vec::new(), String::new());
         let mut pmi = Self { socket, unread, seat, table, deadline };

@@ -15,6 +15,7 @@ use carrack_transports::net::adopt;
 use super::error::BootstrapError;
 use super::launchers::{self, LAUNCHERS, Launcher};
 use super::pmi::{self, Pmi};
+use super::pmix::{self, Pmix};
 use super::protocol::{FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE};
 use super::tcp::variables::{RANK, RUN_ID, WORLD_SIZE};
 use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, slurm};
@@ -27,6 +28,8 @@ pub enum Source {
     Carrack,
     /// Torchrun's variables.
     Torchrun,
+    /// A PMIx server.
+    Pmix,
     /// A PMI-1 server.
     Pmi,
     /// The variables of a task of Slurm's `srun`.
@@ -40,7 +43,8 @@ impl fmt::Display for Source {
         f.write_str(match self {
             Self::Carrack => "carrack run",
             Self::Torchrun => "torchrun's variables",
-            Self::Pmi => "PMI",
+            Self::Pmix => pmix::PMIX,
+            Self::Pmi => pmi::PMI,
             Self::Slurm => "Slurm's variables",
             Self::Alone => "none: a job of one",
         })
@@ -68,6 +72,7 @@ impl Source {
     ) -> Result<Self, BootstrapError> {
         let has = |name: &str| variable(name).is_some();
         let has_torchruns = has(RANK) || has(WORLD_SIZE);
+        let pmix = || has(pmix::NAMESPACE).then_some(Self::Pmix);
         let pmi = || (has_pmi_socket || has(pmi::PORT)).then_some(Self::Pmi);
         let slurm = || has(slurm::SIZE).then_some(Self::Slurm);
         let auto = || {
@@ -76,7 +81,7 @@ impl Source {
             // The variables alone do not tell a task from what a launcher within Slurm has started.
             let is_other = |one: &Launcher| one.mark != slurm::SIZE && one.is_marked(variable);
             let slurm = || slurm().filter(|_| !LAUNCHERS.iter().any(is_other));
-            agents().or_else(pmi).or_else(torchrun).or_else(slurm)
+            agents().or_else(pmix).or_else(pmi).or_else(torchrun).or_else(slurm)
         };
         let (found, marks) = match choice {
             _ if [FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE].iter().any(|name| has(name)) => {
@@ -88,7 +93,7 @@ impl Source {
             BootstrapChoice::Carrack => (None, FD_VARIABLE),
             BootstrapChoice::Torchrun => (has_torchruns.then_some(Self::Torchrun), RANK),
             BootstrapChoice::Pmi => (pmi(), "PMI_FD with an open socket, or PMI_PORT"),
-            BootstrapChoice::Pmix => (None, "PMIX_NAMESPACE"),
+            BootstrapChoice::Pmix => (pmix(), pmix::NAMESPACE),
             BootstrapChoice::Slurm => (slurm(), slurm::SIZE),
         };
         let size = match found {
@@ -122,7 +127,13 @@ impl Source {
                 Some(rank) => Box::new(rank),
                 None => Box::new(Alone::new()?),
             },
+            Self::Pmix => {
+                exchange::only_once(pmix::PMIX)?;
+                let pmix = Box::new(Pmix::connect(variable, settings)?);
+                Box::new(exchange::enter(pmix::PMIX, pmix, settings)?)
+            }
             Self::Pmi => {
+                exchange::only_once(pmi::PMI)?;
                 let pmi = Box::new(Pmi::connect(variable, settings)?);
                 Box::new(exchange::enter(pmi::PMI, pmi, settings)?)
             }

@@ -7,7 +7,9 @@ use super::choice::{BootstrapChoice, DumpChoice, GpuChoice, ProgressChoice};
 use super::declare::setters;
 use carrack_transports::declare_settings;
 use carrack_transports::registry::{TransportChoice, TransportSettings};
-use carrack_transports::settings::form::{Bytes, Count, Flag, Form, List, Micros, Port, Word};
+use carrack_transports::settings::form::{
+    Bytes, Count, Flag, Form, List, Micros, Port, Text, Word,
+};
 use std::time::Duration;
 
 macro_rules! settings {
@@ -101,6 +103,10 @@ settings! {
     /// Seconds for which the ranks of such a job wait for each other.
     bootstrap_timeout: usize,
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
+
+    /// File of libpmix, for jobs of PMIx; auto: looked for.
+    pmix: String, seen as &str,
+        "CARRACK_PMIX", Text::such_as("/usr/lib/libpmix.so.2"), "auto".into();
 
     /// Refuses a job whose ranks have no secret.
     require_secret: bool,
