@@ -177,8 +177,8 @@ pub enum BootstrapError {
 
     /// The exchange with a launcher that tells the ranks where rank 0 is has failed.
     #[error(
-        "the job of {launcher} cannot be joined: {why}; CARRACK_BOOTSTRAP names another way to \
-         find the job, or `alone` for a job of one"
+        "the job of {launcher} cannot be joined: {why}; CARRACK_BOOTSTRAP can name another way to \
+         find the job, and CARRACK_BOOTSTRAP=alone makes each process a job of one"
     )]
     Exchange {
         /// The launcher, or its way of exchange.
@@ -189,8 +189,8 @@ pub enum BootstrapError {
 
     /// A variable of a launcher is missing or wrong.
     #[error(
-        "{name}, which {launcher} sets, {problem}; start the program anew, or name another way to \
-         find the job in CARRACK_BOOTSTRAP"
+        "{name}, which {launcher} sets, {problem}; start the program anew, or set \
+         CARRACK_BOOTSTRAP=alone to run each process as a job of one"
     )]
     Told {
         /// The launcher, or its way of exchange.

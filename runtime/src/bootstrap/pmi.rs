@@ -13,7 +13,7 @@ use std::net::{TcpStream, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use carrack_transports::net::adopt::{self, AdoptError};
+use carrack_transports::net::adopt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -101,14 +101,20 @@ impl Pmi {
     ) -> Result<Self, BootstrapError> {
         let now = Instant::now();
         let deadline = now.checked_add(variables::patience(settings)).unwrap_or(now);
-        let socket = match variable(adopt::PMI) {
-            Some(number) => adopt::pmi().map_err(|error| unusable(&number, error))?,
-            None => call(&variable(PORT).unwrap_or_default(), deadline)?,
+        let inherited = adopt::pmi();
+        let is_called = inherited.is_err();
+        let socket = match (inherited, variable(PORT)) {
+            (Ok(socket), _) => socket,
+            (_, Some(address)) => call(&address, deadline)?,
+            (Err(error), None) => {
+                let number = variable(adopt::PMI).unwrap_or_default();
+                return Err(failed(format!("PMI_FD is {number:?}, and no open socket: {error:?}")));
+            }
         };
         let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
         let (unread, table) = (Vec::new(), String::new());
         let mut pmi = Self { socket, unread, seat, table, deadline };
-        if variable(adopt::PMI).is_none() {
+        if is_called {
             pmi.introduce(&variable(ID).unwrap_or_default())?;
         } else {
             (pmi.seat.rank, pmi.seat.size) =
@@ -323,18 +329,6 @@ fn place_on_node(mapping: &str, rank: u32) -> Option<u32> {
         }
     }
     None
-}
-
-fn unusable(number: &str, error: AdoptError) -> BootstrapError {
-    let problem = match error {
-        AdoptError::NotOpen => "which is no open descriptor here: only the program that the \
-            launcher starts inherits it, and not what that program starts in turn"
-            .into(),
-        AdoptError::NotASocket => "which is no socket".into(),
-        AdoptError::OtherSocket | AdoptError::Taken => "a socket of another kind".into(),
-        AdoptError::System(errno) => format!("which cannot be used: {errno}"),
-    };
-    failed(format!("PMI_FD is {number}, {problem}"))
 }
 
 fn lost(errno: Errno) -> BootstrapError {

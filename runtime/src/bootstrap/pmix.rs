@@ -134,20 +134,21 @@ impl Functions {
         // SAFETY: loading runs the library's initialisers; libpmix's are meant to be run in any
         // program.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
-        let library = ManuallyDrop::new(library.map_err(|error| {
+        // The loader's own words name the file or the symbol.
+        let words = |error: libloading::Error| {
             std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string)
-        })?);
-        let missing = |error: libloading::Error| format!("{name}: {error}");
+        };
+        let library = ManuallyDrop::new(library.map_err(words)?);
         // SAFETY: the types are those of the PMIx standard for functions of these names.
         unsafe {
             Ok(Self {
-                init: *library.get(b"PMIx_Init\0").map_err(missing)?,
-                finalize: *library.get(b"PMIx_Finalize\0").map_err(missing)?,
-                put: *library.get(b"PMIx_Put\0").map_err(missing)?,
-                commit: *library.get(b"PMIx_Commit\0").map_err(missing)?,
-                fence: *library.get(b"PMIx_Fence\0").map_err(missing)?,
-                get: *library.get(b"PMIx_Get\0").map_err(missing)?,
-                error_string: *library.get(b"PMIx_Error_string\0").map_err(missing)?,
+                init: *library.get(b"PMIx_Init\0").map_err(words)?,
+                finalize: *library.get(b"PMIx_Finalize\0").map_err(words)?,
+                put: *library.get(b"PMIx_Put\0").map_err(words)?,
+                commit: *library.get(b"PMIx_Commit\0").map_err(words)?,
+                fence: *library.get(b"PMIx_Fence\0").map_err(words)?,
+                get: *library.get(b"PMIx_Get\0").map_err(words)?,
+                error_string: *library.get(b"PMIx_Error_string\0").map_err(words)?,
             })
         }
     }

@@ -21,6 +21,11 @@ use super::tcp::variables::{RANK, RUN_ID, WORLD_SIZE};
 use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, slurm};
 use crate::settings::{BootstrapChoice, Settings};
 
+/// Variables by which a process is found to be a rank. Without them, and without those of
+/// `carrack run`, it is a job of one.
+pub const VARIABLES: [&str; 7] =
+    [RANK, WORLD_SIZE, RUN_ID, pmix::NAMESPACE, adopt::PMI, pmi::PORT, slurm::SIZE];
+
 /// A place where a process can find its job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
@@ -147,4 +152,90 @@ impl Source {
 
 fn variable(name: &str) -> Option<String> {
     env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use BootstrapChoice::Auto;
+
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+
+    const TORCHRUN: Variables<'_> = &[(RANK, "1"), (WORLD_SIZE, "2")];
+    const AGENT: Variables<'_> = &[(RUN_ID, "x")];
+    const PMIX: Variables<'_> = &[(pmix::NAMESPACE, "job"), ("PMIX_RANK", "1")];
+    const HYDRA: Variables<'_> =
+        &[("PMI_FD", "7"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1")];
+    const PMI_PORT: Variables<'_> = &[(pmi::PORT, "host:1"), ("PMI_ID", "1")];
+    const TASK: Variables<'_> = &[(slurm::SIZE, "2"), ("SLURM_PROCID", "1")];
+
+    fn chosen(
+        choice: BootstrapChoice,
+        variables: &[Variables<'_>],
+        has_pmi_socket: bool,
+    ) -> Result<Source, String> {
+        let variables = variables.concat();
+        let variable = |wanted: &str| {
+            let found = variables.iter().find(|(name, _)| *name == wanted);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        Source::choose(choice, &variable, has_pmi_socket).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn of_several_launchers_the_innermost_one_is_chosen() {
+        let open = |variables: &[Variables<'_>]| chosen(Auto, variables, true);
+        let none = |variables: &[Variables<'_>]| chosen(Auto, variables, false);
+        let ours = &[(FD_VARIABLE, "3")][..];
+        assert_eq!(open(&[ours, TORCHRUN, AGENT, PMIX, HYDRA, TASK]), Ok(Source::Carrack));
+        // The ranks of an agent inherit what `srun --mpi=...` has told it.
+        assert_eq!(open(&[TORCHRUN, AGENT, PMIX, HYDRA, TASK]), Ok(Source::Torchrun));
+        assert_eq!(open(&[TORCHRUN, PMIX, TASK]), Ok(Source::Pmix));
+        assert_eq!(open(&[TORCHRUN, HYDRA, TASK]), Ok(Source::Pmi));
+        assert_eq!(none(&[TORCHRUN, PMI_PORT, TASK]), Ok(Source::Pmi));
+        assert_eq!(none(&[TORCHRUN, HYDRA, TASK]), Ok(Source::Torchrun), "PMI_FD is closed");
+        assert_eq!(none(&[TASK]), Ok(Source::Slurm));
+        assert_eq!(none(&[AGENT]), Ok(Source::Alone), "an agent itself is no rank");
+        assert_eq!(none(&[]), Ok(Source::Alone));
+    }
+
+    #[test]
+    fn a_job_that_is_not_found_is_an_error_and_not_a_job_of_one() {
+        for variables in [&[HYDRA][..], &[HYDRA, TASK]] {
+            let error = chosen(Auto, variables, false).unwrap_err();
+            assert!(error.contains("Hydra") && error.contains("PMI_FD"), "{error}");
+        }
+        let stale = [TASK, &[("PMI_FD", "7"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")]];
+        let error = chosen(Auto, &stale, false).unwrap_err();
+        assert!(error.contains("CARRACK_BOOTSTRAP=slurm"), "{error}");
+        assert_eq!(chosen(BootstrapChoice::Slurm, &stale, false), Ok(Source::Slurm));
+    }
+
+    #[test]
+    fn the_only_process_of_a_launcher_is_alone() {
+        let hydra = [("PMI_RANK", "0"), (pmi::SIZE, "1"), ("MPI_LOCALRANKID", "0")];
+        assert_eq!(chosen(Auto, &[&hydra], true), Ok(Source::Alone));
+        assert_eq!(chosen(Auto, &[&hydra], false), Ok(Source::Alone));
+        assert_eq!(chosen(Auto, &[&[(slurm::SIZE, "1")]], false), Ok(Source::Alone));
+    }
+
+    #[test]
+    fn a_source_that_is_demanded_is_taken_or_is_an_error() {
+        use BootstrapChoice::{Alone, Carrack, Pmi, Pmix, Slurm, Torchrun};
+        let all = [TORCHRUN, AGENT, PMIX, HYDRA, TASK];
+        for (choice, source) in [
+            (Torchrun, Source::Torchrun),
+            (Pmix, Source::Pmix),
+            (Pmi, Source::Pmi),
+            (Slurm, Source::Slurm),
+            (Alone, Source::Torchrun),
+        ] {
+            assert_eq!(chosen(choice, &all, true), Ok(source));
+        }
+        for choice in [Carrack, Torchrun, Pmix, Pmi, Slurm] {
+            let error = chosen(choice, &[], false).unwrap_err();
+            assert!(error.contains(&format!("CARRACK_BOOTSTRAP is {choice}")), "{error}");
+        }
+        assert_eq!(chosen(Alone, &[PMIX, HYDRA, TASK], true), Ok(Source::Alone));
+    }
 }
