@@ -362,7 +362,9 @@ pub(crate) fn without_launchers(command: &mut Command) {
         LAUNCHERS.iter().flat_map(|launcher| [launcher.mark, launcher.rank, launcher.size]);
     let ours = ["CARRACK_PORT", "CARRACK_JOB_SECRET"];
     let names = of_launchers.filter(|name| !name.is_empty()).chain(VARIABLES).chain(ours);
-    names.for_each(|name| drop(command.env_remove(name)));
+    for name in names {
+        command.env_remove(name);
+    }
 }
 
 /// Variables that real launchers set for one of two processes.
