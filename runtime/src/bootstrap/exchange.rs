@@ -50,42 +50,28 @@ pub(super) trait Exchange: Send + Sync + fmt::Debug {
     fn end(&mut self);
 }
 
-/// Fails from the second call on: a process takes part in its launcher's exchange once.
-pub(super) fn only_once(launcher: &'static str) -> Result<(), BootstrapError> {
-    static USED: AtomicBool = AtomicBool::new(false);
-    match USED.swap(true, Ordering::Relaxed) {
-        false => Ok(()),
-        true => {
-            let why = "this process has joined it before; runtimes of one process must share their \
-                bootstrap";
-            Err(BootstrapError::Exchange { launcher, why: why.into() })
-        }
-    }
-}
-
-/// Joins the job of a launcher.
+/// Joins the job of a launcher. A process takes part in its launcher's exchange once.
 pub(super) fn enter(
     launcher: &'static str,
-    mut exchange: Box<dyn Exchange>,
+    connect: fn(&Settings) -> Result<Box<dyn Exchange>, BootstrapError>,
     settings: &Settings,
 ) -> Result<FromEnvironment, BootstrapError> {
+    static USED: AtomicBool = AtomicBool::new(false);
     let failed = |why| BootstrapError::Exchange { launcher, why };
+    if USED.swap(true, Ordering::Relaxed) {
+        let why = "this process has joined it before; runtimes of one process share a bootstrap";
+        return Err(failed(why.into()));
+    }
+    let mut exchange = connect(settings)?;
     let Seat { rank, size, place_on_node } = exchange.seat();
-    let (mut listener, mut trouble, mut shared) = (None, None, None);
-    if rank == 0 {
-        match open(size, settings) {
-            Ok((opened, card)) => (listener, shared) = (Some(opened), Some(card.encode())),
-            // The others are told, because they wait for the card.
-            Err(error) => {
-                shared = Some(Card::refusal(&error.to_string()));
-                trouble = Some(error);
-            }
-        }
-    }
+    let opened = (rank == 0).then(|| open(size, settings));
+    let shared = opened.as_ref().map(|opened| match opened {
+        Ok((_, card)) => card.encode(),
+        // The others are told, because they wait for the card.
+        Err(error) => Card::refusal(&error.to_string()),
+    });
     let bytes = exchange.share(shared.as_deref())?;
-    if let Some(error) = trouble {
-        return Err(error);
-    }
+    let listener = opened.transpose()?.map(|(listener, _)| listener);
     let card = Card::decode(&bytes).map_err(failed)?;
     if card.size != size {
         let theirs = card.size;

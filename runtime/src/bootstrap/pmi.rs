@@ -1,14 +1,15 @@
 //! PMI-1: the protocol of MPICH's Hydra, Slurm's `--mpi=pmi2` and Flux, over a socket.
 //!
-//! A request is a line, `cmd=put kvsname=k key=a value=b`, and so is its answer. Servers differ in
-//! the order of fields, and add some. [`Reply::parse`] reads a line; it knows no commands.
+//! A request is a line, `cmd=put kvsname=k key=a value=b`, and so is its answer, which
+//! [`Reply::parse`] reads. Servers differ in the order of fields, and add some.
 //!
 //! The socket is inherited (`PMI_FD`), or the rank connects to `PMI_PORT` and names itself by
-//! `PMI_ID`. A server takes the end of a socket without `cmd=finalize` for a failure, and Hydra then
-//! kills all ranks; so the rank says it when its bootstrap is dropped.
+//! `PMI_ID`. Hydra takes the end of a socket without `cmd=finalize` for a failure, and kills all
+//! ranks; so the rank says it when its bootstrap is dropped.
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::error::BootstrapError;
 use super::exchange::{Exchange, Seat};
+use super::source::variable;
 use super::tcp::variables;
 use crate::settings::Settings;
 
@@ -93,63 +95,52 @@ pub(super) struct Pmi {
     deadline: Instant,
 }
 
-impl Pmi {
-    /// Greets the server that the environment names.
-    pub(super) fn connect(
-        variable: impl Fn(&str) -> Option<String>,
-        settings: &Settings,
-    ) -> Result<Self, BootstrapError> {
-        let now = Instant::now();
-        let deadline = now.checked_add(variables::patience(settings)).unwrap_or(now);
-        let inherited = adopt::pmi();
-        let is_called = inherited.is_err();
-        let socket = match (inherited, variable(PORT)) {
-            (Ok(socket), _) => socket,
-            (_, Some(address)) => call(&address, deadline)?,
-            (Err(error), None) => {
-                let number = variable(adopt::PMI).unwrap_or_default();
-                return Err(failed(format!("PMI_FD is {number:?}, and no open socket: {error:?}")));
-            }
-        };
-        let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
-        let (unread, table) = (Vec::new(), String::new());
-        let mut pmi = Self { socket, unread, seat, table, deadline };
-        if is_called {
-            pmi.introduce(&variable(ID).unwrap_or_default())?;
-        } else {
-            (pmi.seat.rank, pmi.seat.size) =
-                (number(RANK, variable(RANK))?, number(SIZE, variable(SIZE))?);
-        }
-        if let Some(why) = pmi.seat.fault() {
-            return Err(failed(why));
-        }
-        let greeting = pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
-        if greeting.get("pmi_version").is_some_and(|version| version != "1") {
-            return Err(failed("its server does not speak version 1 of PMI".into()));
-        }
-        pmi.table = pmi.ask_for("cmd=get_my_kvsname", "my_kvsname", "kvsname")?;
-        let mapping = format!("cmd=get kvsname={} key=PMI_process_mapping", pmi.table);
-        let mapping = pmi.say(&mapping).and_then(|()| pmi.hear("get_result"))?;
-        let place = mapping.get("value").filter(|_| mapping.is_success());
-        let place = place.and_then(|mapping| place_on_node(mapping, pmi.seat.rank));
-        pmi.seat.place_on_node = place.unwrap_or(pmi.seat.rank);
-        Ok(pmi)
+/// Greets the server that the environment names.
+pub(super) fn connect(settings: &Settings) -> Result<Box<dyn Exchange>, BootstrapError> {
+    let now = Instant::now();
+    let deadline = now.checked_add(variables::patience(settings)).unwrap_or(now);
+    let inherited = adopt::pmi();
+    let is_called = inherited.is_err();
+    let socket = match inherited {
+        Ok(socket) => socket,
+        Err(_) => call(&variable(PORT).unwrap_or_default(), deadline)?,
+    };
+    let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
+    let (unread, table) = (Vec::new(), String::new());
+    let mut pmi = Pmi { socket, unread, seat, table, deadline };
+    if is_called {
+        pmi.introduce(&variable(ID).unwrap_or_default())?;
+    } else {
+        (pmi.seat.rank, pmi.seat.size) =
+            (number(RANK, variable(RANK))?, number(SIZE, variable(SIZE))?);
     }
+    if let Some(why) = pmi.seat.fault() {
+        return Err(failed(why));
+    }
+    let greeting = pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
+    if greeting.get("pmi_version").is_some_and(|version| version != "1") {
+        return Err(failed("its server does not speak version 1 of PMI".into()));
+    }
+    pmi.table = pmi.ask_for("cmd=get_my_kvsname", "my_kvsname", "kvsname")?;
+    let mapping = format!("cmd=get kvsname={} key=PMI_process_mapping", pmi.table);
+    let mapping = pmi.say(&mapping).and_then(|()| pmi.hear("get_result"))?;
+    let place = mapping.get("value").filter(|_| mapping.is_success());
+    let place = place.and_then(|mapping| place_on_node(mapping, pmi.seat.rank));
+    pmi.seat.place_on_node = place.unwrap_or(pmi.seat.rank);
+    Ok(Box::new(pmi))
+}
 
+impl Pmi {
     /// Names this process to a server that it has connected to, which answers with rank and size.
     fn introduce(&mut self, id: &str) -> Result<(), BootstrapError> {
         self.ask(&format!("cmd=initack pmiid={id}"), "initack")?;
-        let (mut rank, mut size, mut debug) = (None, None, None);
-        while rank.is_none() || size.is_none() || debug.is_none() {
-            let set = self.hear("set")?;
-            let told = [&mut rank, &mut size, &mut debug];
-            for (name, told) in ["rank", "size", "debug"].into_iter().zip(told) {
-                if let Some(value) = set.get(name) {
-                    *told = Some(value.to_owned());
-                }
-            }
+        let mut told = BTreeMap::new();
+        // Of size, rank and a level of debugging, in any order.
+        for _ in 0..3 {
+            told.extend(self.hear("set")?.fields);
         }
-        (self.seat.rank, self.seat.size) = (number(RANK, rank)?, number(SIZE, size)?);
+        self.seat.rank = number(RANK, told.remove("rank"))?;
+        self.seat.size = number(SIZE, told.remove("size"))?;
         Ok(())
     }
 
@@ -342,10 +333,9 @@ fn failed(why: String) -> BootstrapError {
     BootstrapError::Exchange { launcher: PMI, why }
 }
 
-fn number(name: &'static str, text: Option<String>) -> Result<u32, BootstrapError> {
-    let told = |problem| BootstrapError::Told { launcher: PMI, name, problem };
-    let text = text.ok_or_else(|| told("is not set".into()))?;
-    text.parse().map_err(|_| told(format!("is {text:?}, which is not a number")))
+fn number(name: &str, text: Option<String>) -> Result<u32, BootstrapError> {
+    let text = text.ok_or_else(|| failed(format!("{name} is not set")))?;
+    text.parse().map_err(|_| failed(format!("{name} is {text:?}, which is not a number")))
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@
 
 #![expect(unsafe_code, reason = "libpmix is opened, and called by C's rules")]
 
-use std::env;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -19,6 +18,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::error::BootstrapError;
 use super::exchange::{Exchange, Seat};
+use super::source::variable;
 use crate::settings::Settings;
 
 /// The variable with the name of the job, and that with the rank.
@@ -117,7 +117,7 @@ impl Functions {
     /// Opens the first library that is there.
     fn open(settings: &Settings) -> Result<Self, String> {
         let mut tried = Vec::new();
-        for name in places(settings.pmix(), |name| env::var(name).ok()) {
+        for name in places(settings.pmix(), variable) {
             match Self::open_named(&name) {
                 Ok(functions) => return Ok(functions),
                 Err(why) => tried.push(why),
@@ -211,41 +211,36 @@ pub(super) struct Pmix {
     patience: c_int,
 }
 
-impl Pmix {
-    /// Greets the server of the environment.
-    pub(super) fn connect(
-        variable: impl Fn(&str) -> Option<String>,
-        settings: &Settings,
-    ) -> Result<Self, BootstrapError> {
-        let functions = Functions::open(settings).map_err(failed)?;
-        let mut me = Proc { namespace: [0; 256], rank: 0 };
-        // SAFETY: the place for the answer is ours, and no options are given.
-        let code = unsafe { (functions.init)(&raw mut me, std::ptr::null(), 0) };
-        functions.check("PMIx_Init", code)?;
-        let job = CStr::from_bytes_until_nul(&me.namespace).unwrap_or_default().to_string_lossy();
-        let told = [NAMESPACE, RANK].map(|name| variable(name).unwrap_or_default());
-        if [&*job, &me.rank.to_string()] != told {
-            // A library without a server may start a job of one.
-            let [namespace, rank] = told;
-            return Err(failed(format!(
-                "libpmix has found rank {} of {job}, and not rank {rank} of {namespace}",
-                me.rank
-            )));
-        }
-        let all = Proc { rank: ALL, ..me };
-        let size = functions.get(&all, b"pmix.job.size", UINT32)?;
-        // SAFETY: a value of type UINT32 has this member.
-        let (rank, size) = (me.rank, unsafe { size.data.uint32 });
-        let place = functions.get(&me, b"pmix.lrank", UINT16).ok();
-        // SAFETY: a value of type UINT16 has this member.
-        let place = place.map(|place| unsafe { place.data.uint16 });
-        let seat = Seat { rank, size, place_on_node: place.map_or(rank, u32::from) };
-        if let Some(why) = seat.fault() {
-            return Err(failed(why));
-        }
-        let patience = c_int::try_from(settings.bootstrap_timeout()).unwrap_or(c_int::MAX);
-        Ok(Self { functions, me, seat, patience })
+/// Greets the server of the environment.
+pub(super) fn connect(settings: &Settings) -> Result<Box<dyn Exchange>, BootstrapError> {
+    let functions = Functions::open(settings).map_err(failed)?;
+    let mut me = Proc { namespace: [0; 256], rank: 0 };
+    // SAFETY: the place for the answer is ours, and no options are given.
+    let code = unsafe { (functions.init)(&raw mut me, std::ptr::null(), 0) };
+    functions.check("PMIx_Init", code)?;
+    let job = CStr::from_bytes_until_nul(&me.namespace).unwrap_or_default().to_string_lossy();
+    let told = [NAMESPACE, RANK].map(|name| variable(name).unwrap_or_default());
+    if [&*job, &me.rank.to_string()] != told {
+        // A library without a server may start a job of one.
+        let [namespace, rank] = told;
+        return Err(failed(format!(
+            "libpmix has found rank {} of {job}, and not rank {rank} of {namespace}",
+            me.rank
+        )));
     }
+    let all = Proc { rank: ALL, ..me };
+    let size = functions.get(&all, b"pmix.job.size", UINT32)?;
+    // SAFETY: a value of type UINT32 has this member.
+    let (rank, size) = (me.rank, unsafe { size.data.uint32 });
+    let place = functions.get(&me, b"pmix.lrank", UINT16).ok();
+    // SAFETY: a value of type UINT16 has this member.
+    let place = place.map(|place| unsafe { place.data.uint16 });
+    let seat = Seat { rank, size, place_on_node: place.map_or(rank, u32::from) };
+    if let Some(why) = seat.fault() {
+        return Err(failed(why));
+    }
+    let patience = c_int::try_from(settings.bootstrap_timeout()).unwrap_or(c_int::MAX);
+    Ok(Box::new(Pmix { functions, me, seat, patience }))
 }
 
 impl Exchange for Pmix {

@@ -12,7 +12,7 @@ use super::tcp::{Invitation, JobKey, variables};
 use crate::settings::Settings;
 
 /// Named in errors.
-const SLURM: &str = "Slurm";
+pub(super) const SLURM: &str = "Slurm";
 
 /// The variable with the number of ranks, which only tasks of `srun` have.
 pub(super) const SIZE: &str = "SLURM_STEP_NUM_TASKS";
@@ -34,15 +34,16 @@ pub(super) fn invitation(
     variable: impl Fn(&str) -> Option<String>,
     settings: &Settings,
 ) -> Result<Invitation, BootstrapError> {
-    let told = |name, problem| BootstrapError::Told { launcher: SLURM, name, problem };
-    let text = |name| variable(name).ok_or_else(|| told(name, "is not set".into()));
-    let number = |name| {
+    let failed = |why| BootstrapError::Exchange { launcher: SLURM, why };
+    let told = |name: &str, problem: String| failed(format!("{name} {problem}"));
+    let text = |name: &str| variable(name).ok_or_else(|| told(name, "is not set".into()));
+    let number = |name: &str| {
         let text = text(name)?;
         text.parse::<u32>().map_err(|_| told(name, format!("is {text:?}, which is not a number")))
     };
     let (rank, size, place_on_node) = (number(RANK)?, number(SIZE)?, number(PLACE)?);
     if let Some(why) = (Seat { rank, size, place_on_node }).fault() {
-        return Err(BootstrapError::Exchange { launcher: SLURM, why });
+        return Err(failed(why));
     }
     let node = number(NODE)?;
     if rank == 0 && node != 0 {

@@ -1,9 +1,8 @@
 //! Where a process finds its job.
 //!
-//! Variables of several launchers at once are normal: within a Slurm job, a launcher that Slurm
-//! started has left its own, and what it started in turn inherits both. So the order counts
-//! ([`Source::find`]), and what only processes of a launcher itself can have: an open socket, a
-//! server that answers.
+//! Variables of several launchers at once are normal: what a launcher within a Slurm job starts has
+//! those of both. So the order counts ([`Source::find`]), and what only a launcher's own processes
+//! have: an open socket, a server that answers.
 
 #![forbid(unsafe_code)]
 
@@ -14,11 +13,9 @@ use carrack_transports::net::adopt;
 
 use super::error::BootstrapError;
 use super::launchers::{self, LAUNCHERS, Launcher};
-use super::pmi::{self, Pmi};
-use super::pmix::{self, Pmix};
 use super::protocol::{FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE};
 use super::tcp::variables::{RANK, RUN_ID, WORLD_SIZE};
-use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, slurm};
+use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, pmi, pmix, slurm};
 use crate::settings::{BootstrapChoice, Settings};
 
 /// Variables by which a process is found to be a rank. Without them, and without those of
@@ -64,8 +61,7 @@ impl Source {
     /// # Errors
     ///
     /// [`BootstrapError::OtherLauncher`] when a launcher started this process as one of several,
-    /// and none of the sources is there; [`BootstrapError::NotThere`] when the source that
-    /// `CARRACK_BOOTSTRAP` demands is not.
+    /// and none of the sources is there; [`BootstrapError::Exchange`] when one is demanded in vain.
     pub fn find(settings: &Settings) -> Result<Self, BootstrapError> {
         Self::choose(settings.bootstrap(), &variable, adopt::pmi().is_ok())
     }
@@ -76,43 +72,43 @@ impl Source {
         has_pmi_socket: bool,
     ) -> Result<Self, BootstrapError> {
         let has = |name: &str| variable(name).is_some();
-        let has_torchruns = has(RANK) || has(WORLD_SIZE);
+        let torchrun = || (has(RANK) || has(WORLD_SIZE)).then_some(Self::Torchrun);
         let pmix = || has(pmix::NAMESPACE).then_some(Self::Pmix);
         let pmi = || (has_pmi_socket || has(pmi::PORT)).then_some(Self::Pmi);
         let slurm = || has(slurm::SIZE).then_some(Self::Slurm);
         let auto = || {
-            let torchrun = || has_torchruns.then_some(Self::Torchrun);
             let agents = || torchrun().filter(|_| has(RUN_ID));
-            // The variables alone do not tell a task from what a launcher within Slurm has started.
+            // A launcher within Slurm leaves Slurm's variables to its processes.
             let is_other = |one: &Launcher| one.mark != slurm::SIZE && one.is_marked(variable);
             let slurm = || slurm().filter(|_| !LAUNCHERS.iter().any(is_other));
             agents().or_else(pmix).or_else(pmi).or_else(torchrun).or_else(slurm)
         };
-        let (found, marks) = match choice {
+        let (found, launcher, marks) = match choice {
             _ if [FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE].iter().any(|name| has(name)) => {
                 return Ok(Self::Carrack);
             }
-            BootstrapChoice::Auto => (auto(), ""),
-            BootstrapChoice::Alone if has_torchruns => (Some(Self::Torchrun), ""),
-            BootstrapChoice::Alone => return Ok(Self::Alone),
-            BootstrapChoice::Carrack => (None, FD_VARIABLE),
-            BootstrapChoice::Torchrun => (has_torchruns.then_some(Self::Torchrun), RANK),
-            BootstrapChoice::Pmi => (pmi(), "PMI_FD with an open socket, or PMI_PORT"),
-            BootstrapChoice::Pmix => (pmix(), pmix::NAMESPACE),
-            BootstrapChoice::Slurm => (slurm(), slurm::SIZE),
+            BootstrapChoice::Auto => (auto(), "", ""),
+            BootstrapChoice::Alone => return Ok(torchrun().unwrap_or(Self::Alone)),
+            BootstrapChoice::Carrack => (None, "carrack run", FD_VARIABLE),
+            BootstrapChoice::Torchrun => (torchrun(), "torchrun", RANK),
+            BootstrapChoice::Pmi => (pmi(), pmi::PMI, "PMI_FD with an open socket, or PMI_PORT"),
+            BootstrapChoice::Pmix => (pmix(), pmix::PMIX, pmix::NAMESPACE),
+            BootstrapChoice::Slurm => (slurm(), slurm::SLURM, slurm::SIZE),
         };
-        let size = match found {
-            Some(Self::Pmi) => variable(pmi::SIZE),
-            Some(Self::Slurm) => variable(slurm::SIZE),
-            _ => None,
-        };
+        let is_one = |size: &str| variable(size).is_some_and(|size| size == "1");
         match found {
-            Some(_) if size.is_some_and(|size| size == "1") => Ok(Self::Alone),
+            Some(Self::Pmi) if is_one(pmi::SIZE) => Ok(Self::Alone),
+            Some(Self::Slurm) if is_one(slurm::SIZE) => Ok(Self::Alone),
             Some(source) => Ok(source),
             None if choice == BootstrapChoice::Auto => {
                 launchers::refuse(variable).map(|()| Self::Alone)
             }
-            None => Err(BootstrapError::NotThere { choice: choice.to_string(), marks }),
+            None => {
+                let why = format!(
+                    "CARRACK_BOOTSTRAP is {choice}, and this process does not have {marks}"
+                );
+                Err(BootstrapError::Exchange { launcher, why })
+            }
         }
     }
 
@@ -121,36 +117,31 @@ impl Source {
     /// # Errors
     ///
     /// Those of [`FromLauncher::from_env`], [`FromEnvironment::from_env`] and [`Alone::new`];
-    /// [`BootstrapError::Exchange`] and [`BootstrapError::Told`] of the other launchers.
+    /// [`BootstrapError::Exchange`] of the other launchers.
     pub fn join(self, settings: &Settings) -> Result<Box<dyn Bootstrap>, BootstrapError> {
-        Ok(match self {
-            Self::Carrack => match FromLauncher::from_env()? {
-                Some(rank) => Box::new(rank),
-                None => Box::new(Alone::new()?),
-            },
-            Self::Torchrun => match FromEnvironment::from_env(settings)? {
-                Some(rank) => Box::new(rank),
-                None => Box::new(Alone::new()?),
-            },
-            Self::Pmix => {
-                exchange::only_once(pmix::PMIX)?;
-                let pmix = Box::new(Pmix::connect(variable, settings)?);
-                Box::new(exchange::enter(pmix::PMIX, pmix, settings)?)
-            }
-            Self::Pmi => {
-                exchange::only_once(pmi::PMI)?;
-                let pmi = Box::new(Pmi::connect(variable, settings)?);
-                Box::new(exchange::enter(pmi::PMI, pmi, settings)?)
-            }
+        match self {
+            Self::Carrack => boxed(FromLauncher::from_env()?),
+            Self::Torchrun => boxed(FromEnvironment::from_env(settings)?),
+            Self::Pmix => boxed(Some(exchange::enter(pmix::PMIX, pmix::connect, settings)?)),
+            Self::Pmi => boxed(Some(exchange::enter(pmi::PMI, pmi::connect, settings)?)),
             Self::Slurm => {
-                Box::new(FromEnvironment::join(&slurm::invitation(variable, settings)?)?)
+                boxed(Some(FromEnvironment::join(&slurm::invitation(variable, settings)?)?))
             }
-            Self::Alone => Box::new(Alone::new()?),
-        })
+            Self::Alone => boxed(None::<Alone>),
+        }
     }
 }
 
-fn variable(name: &str) -> Option<String> {
+/// Returns this rank, or a job of one.
+fn boxed<B: Bootstrap + 'static>(rank: Option<B>) -> Result<Box<dyn Bootstrap>, BootstrapError> {
+    Ok(match rank {
+        Some(rank) => Box::new(rank),
+        None => Box::new(Alone::new()?),
+    })
+}
+
+/// Returns a variable of the environment.
+pub(super) fn variable(name: &str) -> Option<String> {
     env::var_os(name).map(|text| text.to_string_lossy().into_owned())
 }
 

@@ -39,7 +39,8 @@ proptest! {
         at: prop::sample::Index,
     ) {
         fields.retain(|(name, _)| name != "cmd");
-        let mut words: Vec<_> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let words = fields.iter().map(|(name, value)| format!("{name}={value}"));
+        let mut words: Vec<_> = words.collect();
         words.insert(at.index(words.len() + 1), "cmd=get_result".into());
         let reply = Reply::parse(words.join(" ").as_bytes()).unwrap();
         for (name, value) in &fields {
@@ -48,7 +49,10 @@ proptest! {
     }
 
     #[test]
-    fn any_mapping_gives_a_place_or_none(mapping in "\\(vector(,\\([0-9,]{0,12}\\)){0,4}\\)", rank in 0..MAX) {
+    fn any_mapping_gives_a_place_or_none(
+        mapping in "\\(vector(,\\([0-9,]{0,12}\\)){0,4}\\)",
+        rank in 0..MAX,
+    ) {
         prop_assert!(place_on_node(&mapping, rank).is_none_or(|place| place <= rank));
     }
 }
@@ -129,7 +133,7 @@ fn a_card_goes_out_in_pieces_that_every_server_takes() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
         let mut to_rank = theirs.try_clone().unwrap();
-        let mut put = std::collections::BTreeMap::new();
+        let mut put = BTreeMap::new();
         for line in BufReader::new(theirs).lines() {
             let line = line.unwrap();
             assert!(line.len() < 1023, "{line}");

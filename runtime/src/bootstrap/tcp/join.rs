@@ -215,7 +215,7 @@ impl Search<'_> {
                 Ok(Progress::Proven(session)) => break session,
                 Ok(Progress::Waiting | Progress::Short(_)) => wait(channel, deadline)?,
                 Err(Failure::Gone(why)) => return Err(Refusal::Again(why)),
-                // From here the address may be another machine's, as containers' bridges share one.
+                // Bridges of containers have one address on many machines.
                 Err(Failure::Unproven(why)) if self.invitation.hosts.len() > 1 => {
                     return Err(Refusal::Again(format!("a stranger listens there ({why})")));
                 }
@@ -270,6 +270,5 @@ fn wait(channel: &TcpChannel, deadline: Instant) -> Result<(), Refusal> {
 
 /// Said by both sides.
 pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to \
-    the same text on all ranks, or on \
-     none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be the same; or it is of another job: \
-     give each its own MASTER_PORT or CARRACK_PORT";
+    the same text on all ranks, or on none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be \
+    the same; or it is of another job: give each its own MASTER_PORT or CARRACK_PORT";

@@ -1,34 +1,24 @@
-//! The bootstrap of a program under another launcher: over TCP, with torchrun's variables.
+//! The bootstrap under other launchers than `carrack run`: a store at rank 0 over TCP.
 //!
-//! Jobs of PMI, PMIx and Slurm use it, too; an [`Invitation`] then comes from their
-//! [source](super::source).
-//!
-//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` name the process's rank and the address of
-//! rank 0; any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
-//!
-//! `LOCAL_RANK` is the number of a process among those of its node, by which ranks share its
-//! resources, such as RDMA devices; the default is `RANK`. It must be below `LOCAL_WORLD_SIZE`, if
-//! that is set. Carrack does not need torchrun's other variables (groups, roles, restarts).
+//! Torchrun's variables `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are the
+//! [`Invitation`] to a job; any launcher, or a few shells, can set them. In jobs of PMI, PMIx and
+//! Slurm an invitation is made of what [their launcher](super::source) tells.
 //!
 //! # The port
 //!
 //! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens
-//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT`; where that is beyond 65535 it
-//! is counted on from 1024 ([`port_beside`]). Jobs of one machine have different `MASTER_PORT`s,
-//! and so different ports here, unless two `MASTER_PORT`s are exactly `PORT_OFFSET` apart. A port
-//! that is taken is an error that says so; then set `CARRACK_PORT`, the same for all ranks. The
-//! other ranks listen on ports that the kernel chooses. A rank that reaches another job's port gets
-//! an error, because secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback
-//! address, ranks listen on the loopback only.
+//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT` ([`port_beside`]). A port that
+//! is taken is an error that says so. A rank that reaches another job's port gets an error, because
+//! secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback address, rank 0 listens
+//! on the loopback only.
 //!
 //! # The secret
 //!
-//! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks. It is not sent:
-//! both sides of a connection prove that they hold it ([`JobKey`] has the formulas). Without it the
-//! key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which an attacker can know; rank 0
-//! warns of that on stderr. Later frames are neither encrypted nor signed: the bootstrap keeps
-//! strangers and other jobs out, and trusts the network in between. An eavesdropper can guess a
-//! short secret, so draw a random one.
+//! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks, or the secret of a
+//! launcher's exchange. Both sides of a connection prove that they hold it ([`JobKey`] has the
+//! formulas). Without it the key is made from what an attacker can know; rank 0 warns of that on
+//! stderr. Later frames are neither encrypted nor signed: the bootstrap keeps strangers and other
+//! jobs out, and trusts the network in between. An eavesdropper can guess a short secret.
 //!
 //! # The store, and what it costs
 //!
@@ -84,7 +74,7 @@ use store::Store;
 pub use key::JobKey;
 pub use variables::{Invitation, PORT_OFFSET, port_beside};
 
-/// The bootstrap of a program whose launcher sets torchrun's variables. See the [module](self).
+/// The bootstrap of a program whose environment tells where rank 0 is. See the [module](self).
 ///
 /// A process has one, which its runtimes share. In a forked child every call is an error.
 #[derive(Debug)]

@@ -60,14 +60,11 @@ pub struct Invitation {
 impl fmt::Display for Invitation {
     /// Writes the addresses of rank 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, host) in self.hosts.iter().enumerate() {
-            let (comma, port) = (if at > 0 { ", " } else { "" }, self.port);
-            match host.contains(':') {
-                true => write!(f, "{comma}[{host}]:{port}")?,
-                false => write!(f, "{comma}{host}:{port}")?,
-            }
-        }
-        Ok(())
+        let with_port = |host: &String| match host.contains(':') {
+            true => format!("[{host}]:{}", self.port),
+            false => format!("{host}:{}", self.port),
+        };
+        f.write_str(&self.hosts.iter().map(with_port).collect::<Vec<_>>().join(", "))
     }
 }
 
