@@ -63,7 +63,7 @@ impl Source {
     /// [`BootstrapError::OtherLauncher`] when a launcher started this process as one of several,
     /// and none of the sources is there; [`BootstrapError::Exchange`] when one is demanded in vain.
     pub fn find(settings: &Settings) -> Result<Self, BootstrapError> {
-        Self::choose(settings.bootstrap(), &variable, adopt::pmi().is_ok())
+        Self::choose(settings.bootstrap(), &variable, adopt::has_pmi())
     }
 
     fn choose(

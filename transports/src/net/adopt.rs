@@ -77,17 +77,26 @@ pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
 /// The variable by which a launcher with PMI tells a process the number of its socket.
 pub const PMI: &str = "PMI_FD";
 
+/// Returns `true` if there is a stream socket under the number in [`PMI`].
+pub fn has_pmi() -> bool {
+    duplicate(of_pmi(), false).is_ok()
+}
+
 /// Returns a duplicate of the stream socket under the number in [`PMI`]. The number itself stays
-/// with the process, whose MPI library may use it.
+/// with the process, whose MPI library may use it, and is not inherited any more: a program that
+/// this one starts is no rank.
 ///
 /// # Errors
 /// See [`AdoptError`].
 pub fn pmi() -> Result<OwnedFd, AdoptError> {
-    let number = std::env::var(PMI).ok().and_then(|number| number.parse().ok());
-    duplicate(number.ok_or(AdoptError::NotOpen)?)
+    duplicate(of_pmi(), true)
 }
 
-fn duplicate(number: i32) -> Result<OwnedFd, AdoptError> {
+fn of_pmi() -> i32 {
+    std::env::var(PMI).ok().and_then(|number| number.parse().ok()).unwrap_or(-1)
+}
+
+fn duplicate(number: i32, keeps: bool) -> Result<OwnedFd, AdoptError> {
     // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
     if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
         return Err(AdoptError::NotOpen);
@@ -99,6 +108,9 @@ fn duplicate(number: i32) -> Result<OwnedFd, AdoptError> {
         Ok(_) => return Err(AdoptError::OtherSocket),
         Err(Errno::NOTSOCK) => return Err(AdoptError::NotASocket),
         Err(error) => return Err(AdoptError::System(error)),
+    }
+    if keeps {
+        rustix::io::fcntl_setfd(seen, rustix::io::FdFlags::CLOEXEC).map_err(AdoptError::System)?;
     }
     rustix::io::fcntl_dupfd_cloexec(seen, 3).map_err(AdoptError::System)
 }
@@ -113,15 +125,19 @@ mod tests {
     fn a_stream_is_duplicated_and_nothing_else_is() {
         use std::os::fd::AsRawFd;
         for number in [-1, 987_654] {
-            assert_eq!(duplicate(number).unwrap_err(), AdoptError::NotOpen);
+            assert_eq!(duplicate(number, true).unwrap_err(), AdoptError::NotOpen);
         }
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(duplicate(file.as_raw_fd()).unwrap_err(), AdoptError::NotASocket);
+        assert_eq!(duplicate(file.as_raw_fd(), true).unwrap_err(), AdoptError::NotASocket);
         let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        assert_eq!(duplicate(datagrams.as_raw_fd()).unwrap_err(), AdoptError::OtherSocket);
+        assert_eq!(duplicate(datagrams.as_raw_fd(), true).unwrap_err(), AdoptError::OtherSocket);
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let copies = [(); 2].map(|()| duplicate(one.as_raw_fd()).unwrap());
-        assert!(copies.iter().all(|copy| copy.as_raw_fd() != one.as_raw_fd()));
+        rustix::io::fcntl_setfd(&one, rustix::io::FdFlags::empty()).unwrap();
+        let is_inherited = || rustix::io::fcntl_getfd(&one).unwrap().is_empty();
+        assert_ne!(duplicate(one.as_raw_fd(), false).unwrap().as_raw_fd(), one.as_raw_fd());
+        assert!(is_inherited());
+        assert_ne!(duplicate(one.as_raw_fd(), true).unwrap().as_raw_fd(), one.as_raw_fd());
+        assert!(!is_inherited());
     }
 
     #[test]
