@@ -5,7 +5,7 @@
 
 use crate::support::built;
 use crate::support::children::unset;
-use crate::tcp_bootstrap::{Started, succeeded, without_launchers};
+use crate::tcp_bootstrap::{Started, free_port, succeeded, without_launchers};
 use carrack::bootstrap::Source;
 use carrack::bootstrap::pmi::Reply;
 use carrack::settings::Settings;
@@ -297,6 +297,34 @@ fn a_job_without_a_secret_is_refused_where_one_is_required() {
         !output.status.success() && complaint.contains("CARRACK_REQUIRE_SECRET"),
         "{complaint}"
     );
+}
+
+#[test]
+fn ranks_of_several_nodes_meet_that_carrack_run_starts_on_each() {
+    let at = format!("127.0.0.1:{}", free_port());
+    let run = |node: &str| {
+        let mut command = program(built::carrack());
+        command.args(["run", "-n", "2", "--nodes", "2", "--node", node, "--at", &at, "--"]);
+        command.arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "other_launchers::a_rank_in_its_role", "--nocapture"]);
+        // Ranks of a job in a job are those of the inner one.
+        command.env(ROLE, "fence").env("CARRACK_RANK", "0").env("CARRACK_SIZE", "1");
+        command
+    };
+    let nodes = ["1", "0"].map(|node| Started::spawn(run(node)));
+    for (node, started) in [1, 0].into_iter().zip(nodes) {
+        let said = succeeded(&started.end());
+        for place in 0..2 {
+            let rank = 2 * node + place;
+            let rest = format!("rank {rank} of 4, place {place}, by torchrun's variables");
+            let is_there =
+                |line: &str| line.starts_with(&format!("[{rank}] ")) && line.ends_with(&rest);
+            assert!(said.lines().any(is_there), "{rest}: {said}");
+        }
+    }
+    let beyond = Started::spawn(run("2")).end();
+    let complaint = String::from_utf8_lossy(&beyond.stderr).into_owned();
+    assert!(!beyond.status.success() && complaint.contains("--node 2 is not below"), "{complaint}");
 }
 
 /// Plays the role of a rank. Without a role it does nothing.

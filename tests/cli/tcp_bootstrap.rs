@@ -54,7 +54,7 @@ fn role(name: &str, number: u32, size: u32, port: u16) -> Command {
 }
 
 /// Returns a free port outside of the range from which the kernel gives ports to other sockets.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let here = std::process::id().wrapping_mul(16);
     let mut ports = std::iter::repeat_with(|| {

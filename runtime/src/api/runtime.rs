@@ -27,8 +27,8 @@ impl Runtime {
     /// of one ([`Source`](crate::bootstrap::Source)).
     ///
     /// # Errors
-    /// See [`StartError`]. A process that a launcher started as one of several, and that cannot find
-    /// its job, is refused, unless `CARRACK_BOOTSTRAP` is `alone`.
+    /// See [`StartError`]. A process that a launcher started as one of several, and that cannot
+    /// find its job, is refused, unless `CARRACK_BOOTSTRAP` is `alone`.
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }
