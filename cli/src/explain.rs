@@ -11,7 +11,6 @@ mod meeting;
 use crate::launch::LaunchError;
 use crate::own_ranks::{gather, is_rank, run_ranks};
 use crate::{USAGE, complain, print, template};
-use carrack::bootstrap::launchers;
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
 use carrack::transports::gpu::CopierState;
@@ -95,8 +94,7 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
 
 fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let settings = Settings::from_env()?;
-    if !is_rank() {
-        launchers::check(&settings).map_err(StartError::from)?;
+    if !is_rank(&settings)? {
         return Ok(ExitCode::from(run_ranks(2, Vec::new())?));
     }
     let runtime = Runtime::builder().settings(settings).start()?;

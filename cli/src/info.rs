@@ -3,6 +3,7 @@
 use crate::own_ranks::{allowed_cpus, cpu_list};
 use crate::{USAGE, complain, print, template};
 use carrack::Runtime;
+use carrack::bootstrap::Source;
 use carrack::settings::{RESERVED, Settings};
 use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuInfo, PeerInfo};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 /// The options of `carrack info`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct InfoOptions {
-    /// Print one JSON object: version, machine, transports, gpus, settings.
+    /// Print one JSON object: version, job, machine, transports, gpus, settings.
     #[arg(long)]
     json: bool,
 }
@@ -68,6 +69,8 @@ fn gather(settings: &Settings) -> Value {
     });
     json!({
         "version": env!("CARGO_PKG_VERSION"),
+        // Where the ranks of a job would find each other.
+        "job": Source::find(settings).map_or_else(|why| why.to_string(), |job| job.to_string()),
         "machine": machine(),
         "transports": transports.iter().map(|one| transport(&**one, settings)).collect::<Value>(),
         "gpus": gpus(settings),

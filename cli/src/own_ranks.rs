@@ -1,22 +1,29 @@
 //! Ranks of a command that no launcher started: the command starts itself again as a job.
 
 use crate::launch::{Job, LaunchError, run_job};
+use carrack::bootstrap::Source;
+use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
-use carrack::{CollectiveError, Runtime};
+use carrack::settings::Settings;
+use carrack::{CollectiveError, Runtime, StartError};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::ffi::OsString;
 
 /// Returns `true` if a launcher started this process as a rank.
-pub(crate) fn is_rank() -> bool {
-    rank().is_some()
+///
+/// # Errors
+/// Those of [`Source::find`].
+pub(crate) fn is_rank(settings: &Settings) -> Result<bool, StartError> {
+    Ok(Source::find(settings)? != Source::Alone)
 }
 
-/// Returns the text of the rank that a launcher gave to this process: `carrack run`, or one that
-/// sets torchrun's variables.
+/// Returns the text of the rank that a launcher gave to this process.
 pub(crate) fn rank() -> Option<String> {
-    let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
-    text(RANK_VARIABLE).or_else(|| text(RANK).filter(|_| text(WORLD_SIZE).is_some()))
+    let text = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+    let torchruns = || text(RANK).filter(|_| text(WORLD_SIZE).is_some());
+    let others = || LAUNCHERS.iter().find(|one| one.is_marked(text)).and_then(|one| text(one.rank));
+    text(RANK_VARIABLE).or_else(torchruns).or_else(others)
 }
 
 /// Runs this command line again as a job of `ranks` ranks with the variables of `env`, and returns

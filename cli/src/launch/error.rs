@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::USAGE;
+
 /// An error of the start of a job.
 #[derive(Debug, Error)]
 pub(crate) enum LaunchError {
@@ -19,6 +21,8 @@ pub(crate) enum LaunchError {
          (`ulimit -Hn`) or start fewer ranks"
     )]
     TooManyFiles { ranks: u32, needed: u64, limit: u64 },
+    #[error("{0}")]
+    Nodes(String),
     /// It ends a keeper, and is never printed.
     #[error("the launcher is gone")]
     LauncherGone,
@@ -32,6 +36,7 @@ impl LaunchError {
         match self {
             Self::NotFound { .. } => 127,
             Self::NotExecutable { .. } => 126,
+            Self::Nodes(_) => USAGE,
             Self::TooManyFiles { .. } | Self::Os { .. } | Self::LauncherGone => 1,
         }
     }

@@ -143,8 +143,9 @@ impl<'a> Keeper<'a> {
         match self.template.start(rank, socket) {
             Ok((started, pipes)) => {
                 self.ranks.push(Some(started));
-                let tag =
-                    if self.options.job.no_tag { String::new() } else { format!("[{rank}] ") };
+                let job = &self.options.job;
+                let number = job.nodes.rank(rank, job.ranks);
+                let tag = if job.no_tag { String::new() } else { format!("[{number}] ") };
                 for (pipe, is_stdout) in pipes.into_iter().zip([true, false]) {
                     pipe.into_iter()
                         .for_each(|pipe| self.outputs.add(is_stdout, pipe, tag.clone()));

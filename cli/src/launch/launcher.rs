@@ -35,6 +35,9 @@ use crate::own_ranks::allowed_cpus;
 /// [`LaunchError`] when the job could not be started at all.
 pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     check_files(job.ranks)?;
+    if let Some(why) = job.nodes.fault(job.ranks) {
+        return Err(LaunchError::Nodes(why));
+    }
     let program = Places::of_this_process().look_up(job.program())?;
     warn_of_shared_cpus(job);
     let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;

@@ -11,6 +11,7 @@
 //! | module | idea |
 //! |---|---|
 //! | [`options`] | the command line of `run`, and the [`Job`] that it describes |
+//! | [`nodes`] | jobs over several nodes |
 //! | [`look_up`] | finds the program |
 //! | [`launcher`] | starts the keeper, passes signals on, gives the exit status |
 //! | [`orders`] | what the launcher tells the keeper |
@@ -32,6 +33,7 @@ mod keeper;
 mod launcher;
 mod lines;
 mod look_up;
+mod nodes;
 mod options;
 mod orders;
 mod output;

@@ -7,15 +7,19 @@ use carrack::bootstrap::MAX_RANKS;
 use clap::Args;
 
 use super::binding::Bind;
+use super::nodes::Nodes;
 use crate::args;
 
-/// A job: one program that runs as several ranks on this machine. Also the options of `carrack
+/// A job: one program that runs as several ranks. Also the options of `carrack
 /// run`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Job {
-    /// Number of ranks.
+    /// Number of ranks, on each node.
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse_ranks)]
     pub(crate) ranks: u32,
+
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
 
     /// Pin rank i to the i-th CPU that the launcher may use, or leave placement to the kernel.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Bind::None)]
@@ -54,7 +58,8 @@ impl Job {
         // The running binary even when the file has been replaced by a new build meanwhile.
         let command = std::iter::once("/proc/self/exe".into()).chain(args).collect();
         let (bind, timeout, no_tag, is_direct) = (Bind::None, None, true, true);
-        Self { ranks, bind, timeout, no_tag, is_direct, env: Vec::new(), command }
+        let (nodes, env) = (Nodes::default(), Vec::new());
+        Self { ranks, nodes, bind, timeout, no_tag, is_direct, env, command }
     }
 
     /// The program: a path with a slash in it, or a name to look up.

@@ -39,6 +39,7 @@ impl KeeperOptions {
         let bind = if job.bind == Bind::Core { "core" } else { "none" };
         let mut args = vec![format!("--lifeline={lifeline}"), format!("--ranks={}", job.ranks)];
         args.push(format!("--bind={bind}"));
+        args.extend(job.nodes.to_args());
         args.extend(foreground.map(|group| format!("--foreground={group}")));
         args.extend(job.timeout.map(|limit| format!("--timeout={}", limit.as_secs_f64())));
         args.extend(job.no_tag.then(|| "--no-tag".into()));
@@ -54,6 +55,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::launch::nodes::Nodes;
 
     #[derive(Parser)]
     struct Command {
@@ -65,6 +67,7 @@ mod tests {
     fn what_the_launcher_says_is_what_the_keeper_hears() {
         let job = Job {
             ranks: 12,
+            nodes: Nodes::default(),
             bind: Bind::Core,
             timeout: Some(Duration::from_millis(1500)),
             no_tag: true,

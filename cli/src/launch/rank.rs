@@ -68,13 +68,24 @@ impl Template<'_> {
         let mut command = Command::new(job.program());
         command
             .args(&job.command[1..])
-            .env(RANK_VARIABLE, rank.to_string())
-            .env(SIZE_VARIABLE, job.ranks.to_string())
-            .env(FD_VARIABLE, socket.as_raw_fd().to_string())
             .stdin(if rank == 0 { Stdio::inherit() } else { Stdio::null() })
             .stdout(output())
             .stderr(output())
             .process_group(foreground.unwrap_or(0));
+        let others = job.nodes.variables(rank, job.ranks);
+        // Ranks of several nodes do not use the socket: it ends with their exec.
+        let is_inherited = others.is_empty();
+        if is_inherited {
+            command
+                .env(RANK_VARIABLE, rank.to_string())
+                .env(SIZE_VARIABLE, job.ranks.to_string())
+                .env(FD_VARIABLE, socket.as_raw_fd().to_string());
+        } else {
+            for name in [RANK_VARIABLE, SIZE_VARIABLE, FD_VARIABLE] {
+                command.env_remove(name);
+            }
+            command.envs(others);
+        }
         let (keeper, open_files, blocked) = (getpid(), self.open_files, self.blocked);
         let prepare = move || -> io::Result<()> {
             end_with(keeper)?;
@@ -82,7 +93,8 @@ impl Template<'_> {
                 sched_setaffinity(None, cpu)?;
             }
             setrlimit(Resource::Nofile, open_files)?;
-            fcntl_setfd(&socket, FdFlags::empty())?;
+            let flags = if is_inherited { FdFlags::empty() } else { FdFlags::CLOEXEC };
+            fcntl_setfd(&socket, flags)?;
             Ok(blocked.thread_unblock()?)
         };
         // SAFETY: between fork and exec the closure makes system calls only: it takes no lock and

@@ -11,7 +11,7 @@ use super::record::Record;
 use super::sides::{Kind, Sides};
 use super::start;
 use crate::launch::{Bind, tie};
-use crate::own_ranks::is_rank;
+use crate::own_ranks;
 use crate::{USAGE, complain, is_closed_pipe};
 use crate::{args, gpus};
 use carrack::Runtime;
@@ -189,7 +189,7 @@ pub(crate) fn put_get_bench(options: &OsuOptions) -> ExitCode {
     };
     match (&sides[..], tests(&options.test)) {
         ([sides], [test]) => start::perf(&as_perf(options, *test, *sides)),
-        _ if is_rank() => {
+        _ if own_ranks::rank().is_some() => {
             complain(
                 "`all` starts jobs of its own: leave the launcher out, or name one test and one \
                 pair of memory",

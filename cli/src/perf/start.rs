@@ -10,9 +10,8 @@ use super::session::Session;
 use super::{osu, plot, record};
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, bar, complain, is_closed_pipe, own_ranks};
-use carrack::bootstrap::launchers;
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
-use carrack::{Rank, Runtime, StartError};
+use carrack::{Rank, Runtime};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::thread;
@@ -45,14 +44,14 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     plan.suits_memory()?;
     plan.has_room()?;
     let ranks = options.ranks.unwrap_or(2);
-    if !is_rank() {
-        launchers::check(&settings).map_err(StartError::from)?;
+    let is_rank = is_rank(&settings)?;
+    if !is_rank {
         plan.fits(ranks)?;
     }
     for path in [&options.plot, &options.plot_percentiles].into_iter().flatten() {
         plot::check(path)?;
     }
-    match (settings.transports(), is_rank()) {
+    match (settings.transports(), is_rank) {
         ([TransportChoice::Loopback], true) => return Err(PerfError::LoopbackBetweenProcesses),
         ([TransportChoice::Loopback], false) => in_this_process(options, &settings, plan, ranks)?,
         (_, true) => {

@@ -6,7 +6,7 @@ use super::kit::Kit;
 use super::libtest::Tally;
 use super::machine::Gpus;
 use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
-use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
+use carrack::bootstrap::source::VARIABLES;
 use serde::Serialize;
 use serde_json::Value;
 use std::fs;
@@ -248,7 +248,7 @@ pub(super) fn clean(command: &mut Command) {
         let is_setting =
             ["CARRACK_", "CARGO", "TEST_GPU"].iter().any(|prefix| lossy.starts_with(prefix));
         let marks_rank = |launcher: &Launcher| [launcher.mark, launcher.rank].contains(&&*lossy);
-        let is_of_rank = [RANK, WORLD_SIZE].contains(&&*lossy) || LAUNCHERS.iter().any(marks_rank);
+        let is_of_rank = VARIABLES.contains(&&*lossy) || LAUNCHERS.iter().any(marks_rank);
         if is_setting || is_of_rank {
             command.env_remove(&name);
         }

@@ -81,6 +81,7 @@ const SUITES: &[Suite] = &[
     suite("costs", "verbs_instructions", On::Nothing, false, 5),
     suite("cli", "launcher", On::Nothing, false, 10),
     suite("cli", "tcp_bootstrap", On::Nothing, false, 10),
+    suite("cli", "other_launchers", On::Nothing, false, 10),
     suite("cli", "cli_perf", On::Nothing, false, 15),
     suite("host", "ordeals", On::Nothing, false, 30),
     suite("alone", "growth", On::Nothing, false, 10),

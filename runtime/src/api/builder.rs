@@ -2,7 +2,7 @@
 
 use super::Runtime;
 use super::invalidate::note_runtime;
-use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, launchers};
+use crate::bootstrap::{Bootstrap, Source};
 use crate::chores::Chores;
 use crate::datapath::Carrier;
 use crate::deadline::Deadlines;
@@ -67,16 +67,7 @@ impl RuntimeBuilder {
         };
         let bootstrap: Box<dyn Bootstrap> = match self.bootstrap {
             Some(bootstrap) => bootstrap,
-            None => match FromLauncher::from_env()? {
-                Some(launcher) => Box::new(launcher),
-                None => match FromEnvironment::from_env(&settings)? {
-                    Some(tree) => Box::new(tree),
-                    None => {
-                        launchers::check(&settings)?;
-                        Box::new(Alone::new()?)
-                    }
-                },
-            },
+            None => Source::find(&settings)?.join(&settings)?,
         };
         let mut drivers = self.drivers;
         drivers.push(driver(&settings)?);

@@ -23,13 +23,12 @@ use std::sync::Arc;
 pub struct Runtime(pub(crate) Arc<Core>, pub(super) Option<Arc<ProgressThread>>);
 
 impl Runtime {
-    /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the
-    /// job that torchrun's variables name
-    /// ([`FromEnvironment`](crate::bootstrap::FromEnvironment)), or alone in a job of one.
+    /// Starts a runtime as the environment says: as a rank of the launcher's job, or alone in a job
+    /// of one ([`Source`](crate::bootstrap::Source)).
     ///
     /// # Errors
-    /// See [`StartError`]. A process that another launcher started as one of several is refused,
-    /// unless `CARRACK_BOOTSTRAP` is `alone` ([`launchers`](crate::bootstrap::launchers)).
+    /// See [`StartError`]. A process that a launcher started as one of several, and that cannot
+    /// find its job, is refused, unless `CARRACK_BOOTSTRAP` is `alone`.
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }

@@ -149,8 +149,7 @@ pub enum BootstrapError {
     /// A variable of torchrun or of Carrack is missing or wrong.
     #[error(
         "{name} {problem}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or \
-        unset RANK and WORLD_SIZE \
-         to run the program alone"
+         unset RANK and WORLD_SIZE to run the program alone"
     )]
     Environment {
         /// The variable's name.
@@ -159,14 +158,14 @@ pub enum BootstrapError {
         problem: String,
     },
 
-    /// Another launcher started this process as a rank of a job that this build cannot join.
+    /// Another launcher started this process as a rank of a job that it cannot find.
     #[error(
         "{launcher} started this process as a rank of its own job ({variables}), and Carrack \
-        cannot join such a job \
-         yet; start the program with `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, \
-         MASTER_ADDR and \
-         MASTER_PORT as torchrun does, or set CARRACK_BOOTSTRAP=alone to run each process as a job \
-         of one"
+         finds no way into it: no PMIX_NAMESPACE, no PMI_PORT, no PMI_FD with an open socket, \
+         which only the program itself inherits; start the program with \
+         `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as \
+         torchrun does, or set CARRACK_BOOTSTRAP=slurm for Slurm's variables, or \
+         CARRACK_BOOTSTRAP=alone to run each process as a job of one"
     )]
     OtherLauncher {
         /// The launcher's name.
@@ -175,11 +174,29 @@ pub enum BootstrapError {
         variables: String,
     },
 
+    /// The job of a launcher, or of the source that `CARRACK_BOOTSTRAP` demands, cannot be joined.
+    #[error(
+        "the job of {launcher} cannot be joined: {why}; CARRACK_BOOTSTRAP can name another way to \
+         find the job, and CARRACK_BOOTSTRAP=alone makes each process a job of one"
+    )]
+    Exchange {
+        /// The launcher, or its way of exchange.
+        launcher: &'static str,
+        /// Why.
+        why: String,
+    },
+
+    /// The job has no secret, and the user requires one.
+    #[error(
+        "this job has no secret, and CARRACK_REQUIRE_SECRET is on; set CARRACK_JOB_SECRET to the \
+         same 16 bytes or more on all ranks"
+    )]
+    NoSecret,
+
     /// Rank 0 cannot listen at its port.
     #[error(
         "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \
-        set CARRACK_PORT to a free one, the \
-         same for all ranks"
+         set CARRACK_PORT to a free one, the same for all ranks"
     )]
     Listen {
         /// The address and port.
@@ -191,10 +208,8 @@ pub enum BootstrapError {
     /// A rank that this one has to connect to was not there in time.
     #[error(
         "{who} was not reached at {address} within {seconds} s ({why}); check that it has been \
-        started there, that MASTER_ADDR, \
-         MASTER_PORT and CARRACK_PORT are the same for all ranks, and that no firewall is in \
-         between; \
-         CARRACK_BOOTSTRAP_TIMEOUT is how many seconds to try"
+         started there, that MASTER_ADDR, MASTER_PORT and CARRACK_PORT are the same for all ranks, \
+         and that no firewall is in between; CARRACK_BOOTSTRAP_TIMEOUT is how many seconds to try"
     )]
     NotReached {
         /// The rank, in words.
@@ -220,8 +235,7 @@ pub enum BootstrapError {
     /// Rank 0, which has the store of addresses, is gone.
     #[error(
         "the connection to rank {rank} at {address} is gone, through which this rank found the \
-        others; look for that rank's own \
-         messages first, and start the job again"
+         others; look for that rank's own messages first, and start the job again"
     )]
     StoreGone {
         /// The rank.

@@ -1,11 +1,11 @@
-//! Launchers with variables of their own, whose ranks no bootstrap of this build can find.
+//! The variables of launchers.
 //!
-//! A process that such a launcher started as one of several must not silently run as a job of one.
+//! A process that one of them started as one of several, and that cannot find its job, must not
+//! silently run as a job of one.
 
 #![forbid(unsafe_code)]
 
 use super::error::BootstrapError;
-use crate::settings::{BootstrapChoice, Settings};
 
 /// The environment variables of a launcher. A name is empty where the launcher has no such
 /// variable.
@@ -27,104 +27,49 @@ pub struct Launcher {
     pub nodes: &'static str,
 }
 
+/// Makes the table of launchers: name and mark; rank and size; on the node, rank and size; nodes.
+macro_rules! launchers {
+    ($($name:literal $mark:literal: $rank:literal $size:literal,
+        $rank_on_node:literal $size_on_node:literal $nodes:literal;)*) => {
+        &[$(Launcher {
+            name: $name,
+            mark: $mark,
+            rank: $rank,
+            size: $size,
+            rank_on_node: $rank_on_node,
+            size_on_node: $size_on_node,
+            nodes: $nodes,
+        }),*]
+    };
+}
+
 /// The known launchers, the innermost first: within a Slurm job another launcher's variables are
-/// more exact than Slurm's.
-///
-/// An MPI library's launcher also sets the variables of PMI or PMIx, so those rows come last.
-pub const LAUNCHERS: &[Launcher] = &[
-    Launcher {
-        name: "jsrun",
-        mark: "JSM_NAMESPACE_RANK",
-        rank: "JSM_NAMESPACE_RANK",
-        size: "JSM_NAMESPACE_SIZE",
-        rank_on_node: "JSM_NAMESPACE_LOCAL_RANK",
-        size_on_node: "JSM_NAMESPACE_LOCAL_SIZE",
-        nodes: "",
-    },
-    Launcher {
-        name: "Open MPI",
-        mark: "OMPI_COMM_WORLD_RANK",
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
-        rank_on_node: "OMPI_COMM_WORLD_LOCAL_RANK",
-        size_on_node: "OMPI_COMM_WORLD_LOCAL_SIZE",
-        nodes: "",
-    },
-    Launcher {
-        name: "MVAPICH",
-        mark: "MV2_COMM_WORLD_RANK",
-        rank: "MV2_COMM_WORLD_RANK",
-        size: "MV2_COMM_WORLD_SIZE",
-        rank_on_node: "MV2_COMM_WORLD_LOCAL_RANK",
-        size_on_node: "MV2_COMM_WORLD_LOCAL_SIZE",
-        nodes: "",
-    },
-    Launcher {
-        name: "Hydra",
-        mark: "MPI_LOCALRANKID",
-        rank: "PMI_RANK",
-        size: "PMI_SIZE",
-        rank_on_node: "MPI_LOCALRANKID",
-        size_on_node: "MPI_LOCALNRANKS",
-        nodes: "",
-    },
-    Launcher {
-        name: "PALS",
-        mark: "PALS_RANKID",
-        rank: "PALS_RANKID",
-        size: "PALS_SIZE",
-        rank_on_node: "PALS_LOCAL_RANKID",
-        size_on_node: "PALS_LOCAL_SIZE",
-        nodes: "",
-    },
-    Launcher {
-        name: "Flux",
-        mark: "FLUX_TASK_RANK",
-        rank: "FLUX_TASK_RANK",
-        size: "FLUX_JOB_SIZE",
-        rank_on_node: "FLUX_TASK_LOCAL_ID",
-        size_on_node: "",
-        nodes: "FLUX_JOB_NNODES",
-    },
+/// more exact than Slurm's. An MPI library's launcher also sets the variables of PMI or PMIx, so
+/// those rows come last.
+pub const LAUNCHERS: &[Launcher] = launchers! {
+    "jsrun" "JSM_NAMESPACE_RANK": "JSM_NAMESPACE_RANK" "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK" "JSM_NAMESPACE_LOCAL_SIZE" "";
+    "Open MPI" "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_RANK" "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK" "OMPI_COMM_WORLD_LOCAL_SIZE" "";
+    "MVAPICH" "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_RANK" "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK" "MV2_COMM_WORLD_LOCAL_SIZE" "";
+    "Hydra" "MPI_LOCALRANKID": "PMI_RANK" "PMI_SIZE",
+        "MPI_LOCALRANKID" "MPI_LOCALNRANKS" "";
+    "PALS" "PALS_RANKID": "PALS_RANKID" "PALS_SIZE",
+        "PALS_LOCAL_RANKID" "PALS_LOCAL_SIZE" "";
+    "Flux" "FLUX_TASK_RANK": "FLUX_TASK_RANK" "FLUX_JOB_SIZE",
+        "FLUX_TASK_LOCAL_ID" "" "FLUX_JOB_NNODES";
     // Batch scripts and the shells of salloc have SLURM_PROCID or SLURM_NTASKS as well. Only tasks
     // of srun have this mark.
-    Launcher {
-        name: "Slurm",
-        mark: "SLURM_STEP_NUM_TASKS",
-        rank: "SLURM_PROCID",
-        size: "SLURM_STEP_NUM_TASKS",
-        rank_on_node: "SLURM_LOCALID",
-        size_on_node: "",
-        nodes: "SLURM_NNODES",
-    },
-    Launcher {
-        name: "a launcher with PMIx",
-        mark: "PMIX_RANK",
-        rank: "PMIX_RANK",
-        size: "PMIX_SIZE",
-        rank_on_node: "",
-        size_on_node: "",
-        nodes: "",
-    },
-    Launcher {
-        name: "a launcher with PMI",
-        mark: "PMI_RANK",
-        rank: "PMI_RANK",
-        size: "PMI_SIZE",
-        rank_on_node: "",
-        size_on_node: "",
-        nodes: "",
-    },
-    Launcher {
-        name: "a launcher with PMI",
-        mark: "PMI_ID",
-        rank: "PMI_ID",
-        size: "",
-        rank_on_node: "",
-        size_on_node: "",
-        nodes: "",
-    },
-];
+    "Slurm" "SLURM_STEP_NUM_TASKS": "SLURM_PROCID" "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID" "" "SLURM_NNODES";
+    "a launcher with PMIx" "PMIX_RANK": "PMIX_RANK" "PMIX_SIZE",
+        "" "" "";
+    "a launcher with PMI" "PMI_RANK": "PMI_RANK" "PMI_SIZE",
+        "" "" "";
+    "a launcher with PMI" "PMI_ID": "PMI_ID" "",
+        "" "" "";
+};
 
 impl Launcher {
     /// Returns `true` if the variables are those of a process of this launcher.
@@ -134,19 +79,8 @@ impl Launcher {
 }
 
 /// Refuses to run this process as a job of one where a launcher started it as one of several.
-///
-/// # Errors
-///
-/// [`BootstrapError::OtherLauncher`], unless `CARRACK_BOOTSTRAP` is `alone`.
-pub fn check(settings: &Settings) -> Result<(), BootstrapError> {
-    if settings.bootstrap() == BootstrapChoice::Alone {
-        return Ok(());
-    }
-    refuse(|name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()))
-}
-
 /// Checks all launchers: a launcher of one process may itself run within a launcher of several.
-fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
+pub(super) fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
     let size = |launcher: &Launcher| variable(launcher.size)?.trim().parse::<u32>().ok();
     let marked = || LAUNCHERS.iter().filter(|launcher| launcher.is_marked(&variable));
     let most = marked().filter_map(size).max();

@@ -15,7 +15,12 @@
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the store: table, fence and departures, as a state machine without I/O |
 //! | [`tcp`] | the bootstrap by torchrun's variables, with a store at rank 0 over TCP |
-//! | [`launchers`] | launchers whose jobs cannot be joined yet, known by their variables |
+//! | [`source`] | which of these a process is to use, and how it then joins its job |
+//! | `exchange` | what a launcher is used for: all ranks learn where rank 0's store is |
+//! | [`pmi`] | the exchange by PMI-1: Hydra, Slurm, Flux |
+//! | `pmix` | the exchange by PMIx: PRRTE, Slurm |
+//! | `slurm` | the invitation in Slurm's variables |
+//! | [`launchers`] | the variables of launchers, and those whose jobs cannot be joined |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
 //!
@@ -29,19 +34,22 @@
 //! # Ok::<(), carrack::bootstrap::BootstrapError>(())
 //! ```
 
-#![forbid(unsafe_code)]
-
 mod adopt;
 pub mod alone;
 mod arrivals;
 mod client;
 pub mod error;
+mod exchange;
 pub mod in_process;
 pub mod job;
 pub mod launcher;
 pub mod launchers;
+pub mod pmi;
+mod pmix;
 pub mod protocol;
 pub mod server;
+mod slurm;
+pub mod source;
 mod table;
 pub mod tcp;
 
@@ -52,6 +60,7 @@ pub use error::{BootstrapError, Departure};
 pub use in_process::InProcess;
 pub use job::JobId;
 pub use launcher::FromLauncher;
+pub use source::Source;
 pub use tcp::FromEnvironment;
 
 /// The largest number of ranks that `carrack run` starts.

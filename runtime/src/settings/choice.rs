@@ -41,6 +41,16 @@ declare_choice! {
     pub enum BootstrapChoice {
         /// `auto`: the job of the launcher; an error where that launcher's jobs cannot be joined.
         Auto = "auto",
+        /// `carrack`: that of `carrack run`, and no other.
+        Carrack = "carrack",
+        /// `torchrun`: that of torchrun's variables.
+        Torchrun = "torchrun",
+        /// `pmix`: that of a PMIx server.
+        Pmix = "pmix",
+        /// `pmi`: that of a PMI-1 server.
+        Pmi = "pmi",
+        /// `slurm`: that of Slurm's variables.
+        Slurm = "slurm",
         /// `alone`: a job of one, where neither `carrack run` nor torchrun's variables say
         /// otherwise.
         Alone = "alone",

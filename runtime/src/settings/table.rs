@@ -7,7 +7,9 @@ use super::choice::{BootstrapChoice, DumpChoice, GpuChoice, ProgressChoice};
 use super::declare::setters;
 use carrack_transports::declare_settings;
 use carrack_transports::registry::{TransportChoice, TransportSettings};
-use carrack_transports::settings::form::{Bytes, Count, Flag, Form, List, Micros, Port, Word};
+use carrack_transports::settings::form::{
+    Bytes, Count, Flag, Form, List, Micros, Port, Text, Word,
+};
 use std::time::Duration;
 
 macro_rules! settings {
@@ -87,19 +89,28 @@ settings! {
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 
-    /// Job of a process that another launcher (mpiexec, mpirun, srun) started as one of several:
-    /// auto refuses to start, alone makes it a job of one rank. It has no effect on ranks of
-    /// `carrack run` and torchrun.
+    /// Where a process finds its job: auto takes the first that is there, alone makes a process of
+    /// mpiexec, mpirun or srun a job of one, the others demand one. It has no effect on ranks of
+    /// `carrack run`.
     bootstrap: BootstrapChoice,
         "CARRACK_BOOTSTRAP", Word, BootstrapChoice::Auto;
 
-    /// Port of rank 0 in a job of torchrun's variables; 0: 1000 above MASTER_PORT.
+    /// Port of rank 0, except under `carrack run`; 0: 1000 above MASTER_PORT, one made of Slurm's
+    /// job and step, or with PMI and PMIx one that the kernel chooses.
     port: usize,
         "CARRACK_PORT", Port, 0;
 
     /// Seconds for which the ranks of such a job wait for each other.
     bootstrap_timeout: usize,
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
+
+    /// File of libpmix, for jobs of PMIx; auto: looked for.
+    pmix: String, seen as &str,
+        "CARRACK_PMIX", Text::such_as("/usr/lib/libpmix.so.2"), "auto".into();
+
+    /// Refuses a job whose ranks have no secret.
+    require_secret: bool,
+        "CARRACK_REQUIRE_SECRET", Flag, false;
 }
 
 /// A `CARRACK_*` variable that is no setting: another program reads it, and [`Settings`] accepts

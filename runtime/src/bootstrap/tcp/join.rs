@@ -67,11 +67,10 @@ pub(super) struct Joined {
 /// `MASTER_ADDR` is one, so that no other machine can connect.
 pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, BootstrapError> {
     let failed = |source| BootstrapError::Listen { address: invitation.to_string(), source };
-    if !is_loopback(&invitation.host) {
+    let Some(host) = invitation.hosts.first().filter(|host| is_loopback(host)) else {
         return listen_everywhere(invitation.port).map_err(failed);
-    }
-    let addresses =
-        (invitation.host.as_str(), invitation.port).to_socket_addrs().map_err(failed)?;
+    };
+    let addresses = (host.as_str(), invitation.port).to_socket_addrs().map_err(failed)?;
     let mut last = ErrorKind::AddrNotAvailable.into();
     for address in addresses {
         match listen(address) {
@@ -108,7 +107,8 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
+/// Opens a listener at all addresses of this machine; 0: the kernel chooses the port.
+pub(in crate::bootstrap) fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
     // One socket serves both families; without IPv6 in the kernel it serves IPv4 only.
     listen(SocketAddr::from(([0_u16; 8], port))).or_else(|error| match error.raw_os_error() {
         Some(errno) if errno == rustix::io::Errno::ADDRINUSE.raw_os_error() => Err(error),
@@ -148,17 +148,18 @@ impl Search<'_> {
     /// Tries all addresses in turn, again and again, until rank 0 admits this rank.
     fn reach(&self) -> Result<Joined, BootstrapError> {
         let mut pause = FIRST_PAUSE;
-        let host = (self.invitation.host.as_str(), self.invitation.port);
         loop {
             let mut why = String::from("its name has no address");
-            match host.to_socket_addrs() {
-                Err(error) => why = format!("its name cannot be resolved: {error}"),
-                Ok(addresses) => {
-                    for address in addresses {
-                        match self.attempt(address) {
-                            Ok(joined) => return Ok(joined),
-                            Err(Refusal::Never(error)) => return Err(error),
-                            Err(Refusal::Again(reason)) => why = format!("{address}: {reason}"),
+            for host in &self.invitation.hosts {
+                match (host.as_str(), self.invitation.port).to_socket_addrs() {
+                    Err(error) => why = format!("{host} cannot be resolved: {error}"),
+                    Ok(addresses) => {
+                        for address in addresses {
+                            match self.attempt(address) {
+                                Ok(joined) => return Ok(joined),
+                                Err(Refusal::Never(error)) => return Err(error),
+                                Err(Refusal::Again(reason)) => why = format!("{address}: {reason}"),
+                            }
                         }
                     }
                 }
@@ -214,6 +215,10 @@ impl Search<'_> {
                 Ok(Progress::Proven(session)) => break session,
                 Ok(Progress::Waiting | Progress::Short(_)) => wait(channel, deadline)?,
                 Err(Failure::Gone(why)) => return Err(Refusal::Again(why)),
+                // Bridges of containers have one address on many machines.
+                Err(Failure::Unproven(why)) if self.invitation.hosts.len() > 1 => {
+                    return Err(Refusal::Again(format!("a stranger listens there ({why})")));
+                }
                 Err(Failure::Unproven(why)) => return Err(self.not_proven(why)),
             }
         };
@@ -265,6 +270,5 @@ fn wait(channel: &TcpChannel, deadline: Instant) -> Result<(), Refusal> {
 
 /// Said by both sides.
 pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to \
-    the same text on all ranks, or on \
-     none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be the same; or it is of another job: \
-     give each its own MASTER_PORT or CARRACK_PORT";
+    the same text on all ranks, or on none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be \
+    the same; or it is of another job: give each its own MASTER_PORT or CARRACK_PORT";

@@ -1,31 +1,24 @@
-//! The bootstrap of a program under another launcher: over TCP, with torchrun's variables.
+//! The bootstrap under other launchers than `carrack run`: a store at rank 0 over TCP.
 //!
-//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` name the process's rank and the address of
-//! rank 0; any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
-//!
-//! `LOCAL_RANK` is the number of a process among those of its node, by which ranks share its
-//! resources, such as RDMA devices; the default is `RANK`. It must be below `LOCAL_WORLD_SIZE`, if
-//! that is set. Carrack does not need torchrun's other variables (groups, roles, restarts).
+//! Torchrun's variables `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are the
+//! [`Invitation`] to a job; any launcher, or a few shells, can set them. In jobs of PMI, PMIx and
+//! Slurm an invitation is made of what [their launcher](super::source) tells.
 //!
 //! # The port
 //!
 //! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens
-//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT`; where that is beyond 65535 it
-//! is counted on from 1024 ([`port_beside`]). Jobs of one machine have different `MASTER_PORT`s,
-//! and so different ports here, unless two `MASTER_PORT`s are exactly `PORT_OFFSET` apart. A port
-//! that is taken is an error that says so; then set `CARRACK_PORT`, the same for all ranks. The
-//! other ranks listen on ports that the kernel chooses. A rank that reaches another job's port gets
-//! an error, because secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback
-//! address, ranks listen on the loopback only.
+//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT` ([`port_beside`]). A port that
+//! is taken is an error that says so. A rank that reaches another job's port gets an error, because
+//! secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback address, rank 0 listens
+//! on the loopback only.
 //!
 //! # The secret
 //!
-//! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks. It is not sent:
-//! both sides of a connection prove that they hold it ([`JobKey`] has the formulas). Without it the
-//! key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which an attacker can know; rank 0
-//! warns of that on stderr. Later frames are neither encrypted nor signed: the bootstrap keeps
-//! strangers and other jobs out, and trusts the network in between. An eavesdropper can guess a
-//! short secret, so draw a random one.
+//! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks, or the secret of a
+//! launcher's exchange. Both sides of a connection prove that they hold it ([`JobKey`] has the
+//! formulas). Without it the key is made from what an attacker can know; rank 0 warns of that on
+//! stderr. Later frames are neither encrypted nor signed: the bootstrap keeps strangers and other
+//! jobs out, and trusts the network in between. An eavesdropper can guess a short secret.
 //!
 //! # The store, and what it costs
 //!
@@ -56,12 +49,13 @@
 
 #![forbid(unsafe_code)]
 
-mod join;
+pub(super) mod join;
 pub mod key;
 mod store;
 pub mod variables;
 
 use std::env;
+use std::net::TcpListener;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 
@@ -71,6 +65,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::Bootstrap;
 use super::client::{Client, Host, Wire};
 use super::error::BootstrapError;
+use super::exchange::Exchange;
 use super::job::JobId;
 use super::server::Server;
 use crate::settings::Settings;
@@ -79,7 +74,7 @@ use store::Store;
 pub use key::JobKey;
 pub use variables::{Invitation, PORT_OFFSET, port_beside};
 
-/// The bootstrap of a program whose launcher sets torchrun's variables. See the [module](self).
+/// The bootstrap of a program whose environment tells where rank 0 is. See the [module](self).
 ///
 /// A process has one, which its runtimes share. In a forked child every call is an error.
 #[derive(Debug)]
@@ -92,6 +87,8 @@ pub struct FromEnvironment {
     /// At rank 0: what ends the store's thread, and the thread.
     store: Option<(OwnedFd, JoinHandle<()>)>,
     owner: Owner,
+    /// The launcher's, which is told of this rank's end.
+    exchange: Option<Box<dyn Exchange>>,
 }
 
 impl FromEnvironment {
@@ -115,27 +112,46 @@ impl FromEnvironment {
     ///
     /// Those of [`from_env`](Self::from_env).
     pub fn join(invitation: &Invitation) -> Result<Self, BootstrapError> {
+        Self::enter(invitation, None)
+    }
+
+    /// Starts as [`join`](Self::join). Rank 0 may have opened its listener already.
+    pub(super) fn enter(
+        invitation: &Invitation,
+        listener: Option<TcpListener>,
+    ) -> Result<Self, BootstrapError> {
         let Invitation { rank, size, place_on_node, .. } = *invitation;
         let (wire, host, salt, store) = if rank == 0 {
             let salt = join::salt()?;
-            let (wire, store) = Self::serve(invitation, &salt)?;
+            let (wire, store) = Self::serve(invitation, listener, &salt)?;
             (wire, invitation.to_string(), salt, Some(store))
         } else {
             let joined = join::join(invitation)?;
             (Wire::Tcp(joined.channel), joined.address.to_string(), joined.salt, None)
         };
         let (client, job) = (Client::new(wire, Host::Zero(host))?, invitation.key.job(&salt));
-        Ok(Self { rank, size, place_on_node, job, client, store, owner: Owner::this_process() })
+        let (owner, exchange) = (Owner::this_process(), None);
+        Ok(Self { rank, size, place_on_node, job, client, store, owner, exchange })
+    }
+
+    /// Tells the launcher of this rank's end when this is dropped.
+    pub(super) fn keep(mut self, exchange: Box<dyn Exchange>) -> Self {
+        self.exchange = Some(exchange);
+        self
     }
 
     /// Starts the store's thread. Returns rank 0's own connection to it.
     fn serve(
         invitation: &Invitation,
+        listener: Option<TcpListener>,
         salt: &key::Salt,
     ) -> Result<(Wire, (OwnedFd, JoinHandle<()>)), BootstrapError> {
         let os = |doing| move |source| BootstrapError::Os { doing, source };
         let size = invitation.size;
-        let listener = (size > 1).then(|| join::listen_as_zero(invitation)).transpose()?;
+        let listener = match listener {
+            None if size > 1 => Some(join::listen_as_zero(invitation)?),
+            opened => opened.filter(|_| size > 1),
+        };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| BootstrapError::os("making an eventfd", errno))?;
         let stopped = stop.try_clone().map_err(os("duplicating an eventfd"))?;
@@ -194,14 +210,18 @@ impl Bootstrap for FromEnvironment {
 
 impl Drop for FromEnvironment {
     fn drop(&mut self) {
-        let Some((stop, thread)) = self.store.take() else { return };
         if !self.owner.is_here() {
             // The thread belongs to the parent; a forked child has none to wait for.
-            return std::mem::forget(thread);
+            return std::mem::forget(self.store.take());
         }
-        // The write can only fail when the counter is full: the thread is told already.
-        let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
-        let _ = thread.join();
+        if let Some((stop, thread)) = self.store.take() {
+            // The write can only fail when the counter is full: the thread is told already.
+            let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
+            let _ = thread.join();
+        }
+        if let Some(exchange) = &mut self.exchange {
+            exchange.end();
+        }
     }
 }
 

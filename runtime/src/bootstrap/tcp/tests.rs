@@ -31,7 +31,7 @@ fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
         rank,
         size,
         place_on_node: rank,
-        host: "127.0.0.1".into(),
+        hosts: vec!["127.0.0.1".into()],
         port,
         key,
         restart: 0,
@@ -51,7 +51,7 @@ fn job_at(host: &str, size: u32) -> Vec<FromEnvironment> {
     allow_descriptors();
     let port = free_port(host);
     let join = |rank| {
-        let invitation = Invitation { host: host.into(), ..invitation(rank, size, port) };
+        let invitation = Invitation { hosts: vec![host.into()], ..invitation(rank, size, port) };
         thread::spawn(move || FromEnvironment::join(&invitation).unwrap())
     };
     let joining: Vec<_> = (0..size).map(join).collect();
@@ -268,7 +268,7 @@ fn a_rank_0_that_does_not_come_is_an_error_that_names_the_address() {
     assert!(matches!(error, BootstrapError::NotReached { .. }), "{error}");
     let error = error.to_string();
     assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");
-    let lost = Invitation { host: "no.such.name.invalid".into(), ..hasty };
+    let lost = Invitation { hosts: vec!["no.such.name.invalid".into()], ..hasty };
     let error = FromEnvironment::join(&lost).unwrap_err().to_string();
     assert!(error.contains("cannot be resolved"), "{error}");
 }
@@ -481,6 +481,6 @@ fn all_that_may_be_put_is_carried_and_no_more() {
 #[test]
 fn addresses_are_shown_as_people_write_them() {
     let address: SocketAddr = "[::1]:30500".parse().unwrap();
-    let invitation = Invitation { host: "::1".into(), ..invitation(0, 1, 30500) };
+    let invitation = Invitation { hosts: vec!["::1".into()], ..invitation(0, 1, 30500) };
     assert_eq!(invitation.to_string(), address.to_string());
 }

@@ -25,7 +25,7 @@ pub const MASTER_PORT: &str = "MASTER_PORT";
 /// The secret of the job.
 pub const SECRET: &str = "CARRACK_JOB_SECRET";
 /// Torchrun's name of the job.
-const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+pub const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 /// Number of restarts by torchrun.
 const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 
@@ -36,7 +36,7 @@ pub const PORT_OFFSET: u16 = 1000;
 /// The first port that needs no privileges.
 const FIRST_PORT: u16 = 1024;
 
-/// The rank of this process, and the address of rank 0.
+/// The rank of this process, and the addresses of rank 0.
 #[derive(Clone, Debug)]
 pub struct Invitation {
     /// The rank of this process.
@@ -45,8 +45,8 @@ pub struct Invitation {
     pub size: u32,
     /// The number of this process among those of its node, from 0.
     pub place_on_node: u32,
-    /// The machine of rank 0, by name or address.
-    pub host: String,
+    /// The machine of rank 0, by names or addresses, which are tried in turn.
+    pub hosts: Vec<String>,
     /// The port on which rank 0 listens.
     pub port: u16,
     /// Key of the job.
@@ -58,13 +58,13 @@ pub struct Invitation {
 }
 
 impl fmt::Display for Invitation {
-    /// Writes the address of rank 0.
+    /// Writes the addresses of rank 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
+        let with_port = |host: &String| match host.contains(':') {
+            true => format!("[{host}]:{}", self.port),
+            false => format!("{host}:{}", self.port),
+        };
+        f.write_str(&self.hosts.iter().map(with_port).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -106,35 +106,62 @@ impl Invitation {
             Ok(port) if port > 0 => port,
             _ => return Err(wrong(MASTER_PORT, format!("is {master:?}, which is no port"))),
         };
-        let port = match u16::try_from(settings.port()) {
-            Ok(port) if port > 0 => port,
-            _ => port_beside(master),
+        let port = chosen_port(settings).unwrap_or_else(|| port_beside(master));
+        let restart = variable(RESTARTS).and_then(|text| text.parse().ok()).unwrap_or(0);
+        let unkeyed = Self {
+            rank,
+            size,
+            place_on_node,
+            hosts: vec![host],
+            port,
+            key: JobKey::without_secret(master, variable(RUN_ID).as_deref()),
+            restart,
+            patience: patience(settings),
         };
-        let key = match variable(SECRET) {
+        unkeyed.with_users_secret(variable(SECRET), settings).map(Some)
+    }
+
+    /// Takes the key from the user's secret. Without one the key stays, and rank 0 warns, once for
+    /// the job.
+    pub(in crate::bootstrap) fn with_users_secret(
+        mut self,
+        secret: Option<String>,
+        settings: &Settings,
+    ) -> Result<Self, BootstrapError> {
+        match secret {
             Some(secret) if secret.len() < LEAST_SECRET => {
                 let problem =
                     format!("has {} bytes; it needs at least {LEAST_SECRET}", secret.len());
                 return Err(wrong(SECRET, problem));
             }
-            Some(secret) => JobKey::of_secret(secret.as_bytes()),
-            None => {
-                // Rank 0 warns, once for the job.
-                if rank == 0 && size > 1 {
-                    let warning = format!(
-                        "no CARRACK_JOB_SECRET: any process that reaches port {port} can join the \
-                        job; set it to the same {LEAST_SECRET} bytes or more on all ranks"
-                    );
-                    // The warning also goes to stderr, because few programs show their log.
-                    eprintln!("carrack: {warning}");
-                    tracing::warn!("{warning}");
-                }
-                JobKey::without_secret(master, variable(RUN_ID).as_deref())
+            Some(secret) => self.key = JobKey::of_secret(secret.as_bytes()),
+            None if self.size > 1 && settings.require_secret() => {
+                return Err(BootstrapError::NoSecret);
             }
-        };
-        let patience = Duration::from_secs(settings.bootstrap_timeout() as u64);
-        let restart = variable(RESTARTS).and_then(|text| text.parse().ok()).unwrap_or(0);
-        Ok(Some(Self { rank, size, place_on_node, host, port, key, restart, patience }))
+            None if self.size > 1 && self.rank == 0 => {
+                let warning = format!(
+                    "no CARRACK_JOB_SECRET: any process that reaches port {} can join the job; \
+                    set it to the same {LEAST_SECRET} bytes or more on all ranks",
+                    self.port
+                );
+                // The warning also goes to stderr, because few programs show their log.
+                eprintln!("carrack: {warning}");
+                tracing::warn!("{warning}");
+            }
+            None => {}
+        }
+        Ok(self)
     }
+}
+
+/// Returns the port that the user has chosen for rank 0.
+pub(in crate::bootstrap) fn chosen_port(settings: &Settings) -> Option<u16> {
+    u16::try_from(settings.port()).ok().filter(|port| *port > 0)
+}
+
+/// Returns the time for which the ranks wait for each other.
+pub(in crate::bootstrap) fn patience(settings: &Settings) -> Duration {
+    Duration::from_secs(settings.bootstrap_timeout() as u64)
 }
 
 /// Returns the place in `LOCAL_RANK`. A launcher other than torchrun need not set it, unless it

@@ -1,0 +1,240 @@
+//! The exchange of a launcher, used once: it tells all ranks where rank 0's store is.
+//!
+//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`Card`] by PMI or PMIx.
+//! From then on the store of [`tcp`](super::tcp) does everything, so fences, departures and errors
+//! are the same under every launcher.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::net::{IpAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use carrack_transports::net::interfaces::{self, Interface};
+
+use super::MAX_JOB;
+use super::error::BootstrapError;
+use super::job::JobId;
+use super::tcp::{FromEnvironment, Invitation, JobKey, join, variables};
+use crate::settings::Settings;
+
+/// The place of a process in its job, as the launcher tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Seat {
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) place_on_node: u32,
+}
+
+impl Seat {
+    /// Returns the reason why there is no such rank.
+    pub(super) fn fault(&self) -> Option<String> {
+        let Self { rank, size, .. } = *self;
+        if !(1..=MAX_JOB).contains(&size) {
+            return Some(format!("the job has {size} ranks, and not 1 to {MAX_JOB}"));
+        }
+        (rank >= size).then(|| format!("the rank is {rank}, not below the size {size}"))
+    }
+}
+
+/// A launcher's way to give a value to all ranks.
+pub(super) trait Exchange: Send + Sync + fmt::Debug {
+    /// Returns the place of this process.
+    fn seat(&self) -> Seat;
+
+    /// Gives rank 0's card to all ranks. Blocks until all have called it.
+    fn share(&mut self, card: Option<&[u8]>) -> Result<Vec<u8>, BootstrapError>;
+
+    /// Tells the launcher that this rank ends in order. Without it the end is a failure for some
+    /// launchers, which then end all ranks.
+    fn end(&mut self);
+}
+
+/// Joins the job of a launcher. A process takes part in its launcher's exchange once.
+pub(super) fn enter(
+    launcher: &'static str,
+    connect: fn(&Settings) -> Result<Box<dyn Exchange>, BootstrapError>,
+    settings: &Settings,
+) -> Result<FromEnvironment, BootstrapError> {
+    static USED: AtomicBool = AtomicBool::new(false);
+    let failed = |why| BootstrapError::Exchange { launcher, why };
+    if USED.swap(true, Ordering::Relaxed) {
+        let why = "this process has joined it before; runtimes of one process share a bootstrap";
+        return Err(failed(why.into()));
+    }
+    let mut exchange = connect(settings)?;
+    let Seat { rank, size, place_on_node } = exchange.seat();
+    let opened = (rank == 0).then(|| open(size, settings));
+    let shared = opened.as_ref().map(|opened| match opened {
+        Ok((_, card)) => card.encode(),
+        // The others are told, because they wait for the card.
+        Err(error) => Card::refusal(&error.to_string()),
+    });
+    let bytes = exchange.share(shared.as_deref())?;
+    let listener = opened.transpose()?.map(|(listener, _)| listener);
+    let card = Card::decode(&bytes).map_err(failed)?;
+    if card.size != size {
+        let theirs = card.size;
+        return Err(failed(format!("this rank is told of {size} ranks, and rank 0 of {theirs}")));
+    }
+    let own = interfaces::all().unwrap_or_default();
+    let invitation = Invitation {
+        rank,
+        size,
+        place_on_node,
+        hosts: card.nearest_first(&own).iter().map(IpAddr::to_string).collect(),
+        port: card.port,
+        key: JobKey::of_secret(card.secret.as_flattened()),
+        restart: 0,
+        patience: variables::patience(settings),
+    };
+    Ok(FromEnvironment::enter(&invitation, listener)?.keep(exchange))
+}
+
+/// Opens rank 0's listener.
+fn open(size: u32, settings: &Settings) -> Result<(TcpListener, Card), BootstrapError> {
+    let port = variables::chosen_port(settings).unwrap_or(0);
+    let failed =
+        |source| BootstrapError::Listen { address: format!("port {port} of this machine"), source };
+    let listener = join::listen_everywhere(port).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    let looking = |source| BootstrapError::Os { doing: "listing this machine's addresses", source };
+    let found = interfaces::reachable("").map_err(looking)?;
+    let addresses = found.into_iter().map(|at| at.address).take(Card::MOST_ADDRESSES).collect();
+    let mut secret = [[0; 16]; 2];
+    for half in &mut secret {
+        *half = *JobId::random()?.as_bytes();
+    }
+    Ok((listener, Card { size, port, secret, addresses }))
+}
+
+/// The place of rank 0's store, and the job's secret. Never shown.
+#[derive(PartialEq, Eq)]
+struct Card {
+    size: u32,
+    port: u16,
+    secret: [[u8; 16]; 2],
+    addresses: Vec<IpAddr>,
+}
+
+impl Card {
+    /// Begins a card, and names the version of its layout.
+    const HEAD: &[u8] = b"carrack card 1\n";
+    /// Begins the words of a rank 0 that has no card.
+    const REFUSAL: &[u8] = b"carrack none 1\n";
+    const MOST_ADDRESSES: usize = 64;
+
+    /// Head, size, port, secret, and each address as an IPv6 address; integers little-endian.
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Self::HEAD.to_vec();
+        bytes.extend(self.size.to_le_bytes());
+        bytes.extend(self.port.to_le_bytes());
+        bytes.extend(self.secret.as_flattened());
+        for address in &self.addresses {
+            bytes.extend(match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            });
+        }
+        bytes
+    }
+
+    fn refusal(why: &str) -> Vec<u8> {
+        [Self::REFUSAL, why.as_bytes()].concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        if let Some(why) = bytes.strip_prefix(Self::REFUSAL) {
+            return Err(format!("rank 0 has failed: {}", String::from_utf8_lossy(why)));
+        }
+        let parts = bytes.strip_prefix(Self::HEAD).and_then(|rest| {
+            let (size, rest) = rest.split_first_chunk()?;
+            let (port, rest) = rest.split_first_chunk()?;
+            let (chunks, more) = rest.as_chunks::<16>();
+            let (secret, addresses) = chunks.split_first_chunk()?;
+            (more.is_empty() && !addresses.is_empty()).then_some((size, port, secret, addresses))
+        });
+        let Some((size, port, secret, addresses)) = parts else {
+            return Err("what rank 0 has shared is no card of this version of Carrack".into());
+        };
+        let address = |bytes: &[u8; 16]| IpAddr::from(*bytes).to_canonical();
+        Ok(Self {
+            size: u32::from_le_bytes(*size),
+            port: u16::from_le_bytes(*port),
+            secret: *secret,
+            addresses: addresses.iter().take(Self::MOST_ADDRESSES).map(address).collect(),
+        })
+    }
+
+    /// Returns the addresses in the order in which a rank with these interfaces tries them. An
+    /// address that this machine has itself comes last: it is rank 0's machine, or the address is a
+    /// bridge's that several machines have.
+    fn nearest_first(&self, own: &[Interface]) -> Vec<IpAddr> {
+        let mut addresses = self.addresses.clone();
+        addresses.sort_by_key(|address| {
+            if own.iter().any(|at| at.address == *address) {
+                2
+            } else if own.iter().any(|at| at.is_near(*address)) {
+                0
+            } else {
+                1
+            }
+        });
+        addresses
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn card(addresses: &[&str]) -> Card {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Card { size: 3, port: 4000, secret: [[7; 16]; 2], addresses }
+    }
+
+    #[test]
+    fn a_card_is_read_as_it_was_written_and_a_refusal_is_the_others_error() {
+        let card = card(&["10.0.0.1", "fd00::7"]);
+        assert!(Card::decode(&card.encode()).unwrap() == card);
+        let why = Card::decode(&Card::refusal("port 7 is taken")).err().unwrap();
+        assert_eq!(why, "rank 0 has failed: port 7 is taken");
+    }
+
+    proptest! {
+        #[test]
+        fn other_bytes_are_no_card(mut bytes: Vec<u8>, with_head: bool) {
+            if with_head {
+                bytes = [Card::HEAD, &bytes].concat();
+            }
+            if let Ok(card) = Card::decode(&bytes) {
+                prop_assert!(!card.addresses.is_empty());
+                prop_assert!(card.addresses.len() <= Card::MOST_ADDRESSES);
+            }
+        }
+    }
+
+    #[test]
+    fn near_addresses_come_first_and_those_of_this_machine_last() {
+        let own = |name: &str, address: &str| Interface {
+            name: name.into(),
+            address: address.parse().unwrap(),
+            prefix: 24,
+            is_link_local: false,
+        };
+        let own = [own("eth0", "10.0.1.2"), own("docker0", "172.17.0.1")];
+        let card = card(&["172.17.0.1", "192.168.0.1", "10.0.1.1"]);
+        let order: Vec<_> = card.nearest_first(&own).iter().map(IpAddr::to_string).collect();
+        assert_eq!(order, ["10.0.1.1", "192.168.0.1", "172.17.0.1"]);
+    }
+
+    #[test]
+    fn a_seat_is_in_its_job() {
+        let seat = |rank, size| Seat { rank, size, place_on_node: 0 };
+        assert_eq!(seat(1, 2).fault(), None);
+        for (rank, size) in [(0, 0), (2, 2), (0, MAX_JOB + 1)] {
+            assert!(seat(rank, size).fault().is_some(), "{rank} of {size}");
+        }
+    }
+}
