@@ -33,7 +33,7 @@ use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
@@ -81,8 +81,6 @@ pub(super) struct Shared {
     events: Mutex<VecDeque<Event>>,
     deaths: Mutex<Vec<(PeerId, DownCause)>>,
     looks_soon: AtomicBool,
-    /// Polls of the device: written by the thread that polls.
-    polls: AtomicU32,
     is_short: AtomicBool,
     closed: AtomicBool,
 }
@@ -116,12 +114,6 @@ impl Shared {
 
     pub(super) fn ranks(&self) -> u32 {
         self.identity.ranks
-    }
-
-    /// Number of polls of the device so far.
-    #[inline]
-    pub(super) fn polls(&self) -> u32 {
-        self.polls.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -202,6 +194,7 @@ struct Polling {
     /// Sockets that are read directly, by name, with the ticks at which something last came.
     hot: Vec<(u64, u64)>,
     scratch: Box<[u8]>,
+    polls: u32,
     looked_at: u64,
     ticked_at: Instant,
     /// Frames wait that were taken off a connection and found no room in a batch.
@@ -255,7 +248,6 @@ impl TcpDevice {
                 events: Mutex::default(),
                 deaths: Mutex::default(),
                 looks_soon: AtomicBool::new(false),
-                polls: AtomicU32::new(0),
                 is_short: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             };
@@ -272,6 +264,7 @@ impl TcpDevice {
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
                 scratch: vec![0; SCRATCH].into(),
+                polls: 0,
                 looked_at: 0,
                 ticked_at: Instant::now(),
                 has_backlog: false,
@@ -612,8 +605,9 @@ impl Polling {
 
     /// Returns `true` if a look at the epoll set is due, after a poll.
     #[inline(always)]
-    fn is_due(&self, polls: u32, idle: bool) -> bool {
-        let asks = if idle { polls.is_multiple_of(8) } else { polls.is_multiple_of(64) };
+    fn is_due(&mut self, idle: bool) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        let asks = if idle { self.polls.is_multiple_of(8) } else { self.polls.is_multiple_of(64) };
         asks && ticks().wrapping_sub(self.looked_at) >= LOOK
     }
 }
@@ -674,9 +668,6 @@ impl Device for TcpDevice {
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
         let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
-        // The lock makes this thread the only writer.
-        let polls = self.shared.polls().wrapping_add(1);
-        self.shared.polls.store(polls, Ordering::Relaxed);
         if self.shared.news.load(Ordering::Relaxed) {
             self.news(polling, batch);
         }
@@ -688,7 +679,7 @@ impl Device for TcpDevice {
         }
         let is_armed =
             self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire);
-        if is_armed || polling.is_due(polls, batch.is_empty()) {
+        if is_armed || polling.is_due(batch.is_empty()) {
             self.look(polling, batch);
         }
         if self.shared.news.load(Ordering::Relaxed) && !self.shared.deaths.lock().is_empty() {

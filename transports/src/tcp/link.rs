@@ -1,8 +1,8 @@
 //! The sending end of a link.
 //!
-//! Messages are copied behind each other, and one call sends many of them. While the device is
-//! polled between calls that follow each other closely, a message waits for the next poll, or until
-//! [`FULL`] bytes have gathered. Otherwise it leaves at once.
+//! Messages are copied behind each other, and one call sends many of them. A message that follows
+//! a call of the socket closely waits for the next poll, or until [`FULL`] bytes have gathered, or
+//! for the flusher's thread. Any other leaves at once.
 //!
 //! Bytes stay until the peer has acknowledged them. A connection that breaks is made anew, and goes
 //! on behind the bytes that the peer has.
@@ -38,8 +38,8 @@ use std::time::{Duration, Instant};
 /// Unsent bytes that are sent without waiting for more.
 const FULL: u64 = 16 << 10;
 
-/// A message may wait for a poll if the link's last call of the socket is not older than this.
-const CLOSE: u64 = 200 * TICKS_PER_MICROSECOND;
+/// A message that follows a call of the socket within this time waits for others.
+const CLOSE: u64 = 20 * TICKS_PER_MICROSECOND;
 
 /// Time limit of a connect; then the next address is dialled.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -74,8 +74,8 @@ struct Sending {
     is_listed: bool,
     /// Set while the descriptor is watched for room.
     waits_for_room: bool,
-    /// Ticks of the last call that has sent something, and the device's polls until then.
-    sent_at: (u64, u32),
+    /// Ticks of the last call that has sent something.
+    sent_at: u64,
     /// When the peer's kernel was last known to be there.
     alive_at: Instant,
     /// Bytes of an acknowledgement that is not whole.
@@ -119,7 +119,7 @@ impl Outgoing {
             line: Line::Pause(Instant::now()),
             is_listed: false,
             waits_for_room: false,
-            sent_at: (0, 0),
+            sent_at: 0,
             alive_at: Instant::now(),
             ack: Vec::new(),
             is_dropped: false,
@@ -459,7 +459,7 @@ impl Outgoing {
                 }
             }
         }
-        sending.sent_at = (ticks(), shared.polls());
+        sending.sent_at = ticks();
         let is_full = sending.flow.unsent() > 0;
         match outcome {
             Err(error) if !crate::net::is_shortage(error) => {
@@ -631,9 +631,7 @@ impl TcpLink {
     #[inline]
     fn send(&self, mut sending: MutexGuard<'_, Sending>, more: bool) {
         let unsent = sending.flow.unsent();
-        let (at, polls) = sending.sent_at;
-        let is_polled = || self.shared.polls() != polls && ticks().wrapping_sub(at) < CLOSE;
-        let waits = more || is_polled();
+        let waits = more || ticks().wrapping_sub(sending.sent_at) < CLOSE;
         if unsent >= FULL || !waits {
             self.outgoing.flush(&mut sending, &self.shared);
         } else if !sending.is_listed {
