@@ -306,6 +306,10 @@ impl<'a> Run<'a> {
         self.take_room();
         let mut operation = self.operation();
         let mut outcome = self.call(&mut *operation);
+        // A thread that sends what was gathered may hold the link at this moment.
+        while matches!(outcome, Ok(Outcome::Retry(RetryReason::Lock))) {
+            outcome = self.call(&mut *operation);
+        }
         case.check(&outcome);
         let mut status = None;
         loop {
