@@ -400,7 +400,8 @@ impl<'a> Run<'a> {
             Room::Enough => {}
             Room::NoSlot => {
                 let mut filler = ranks[0].post_am(Rank(1), b"filler", self.bench.filler);
-                while filler.again().try_submit().unwrap().is_done() {}
+                let mut posts = || filler.again().try_submit().unwrap();
+                while !matches!(posts(), Outcome::Retry(RetryReason::Full)) {}
             }
             Room::NoOffer => {
                 for _ in 0..self.offers() {

@@ -144,13 +144,21 @@ impl Shared {
         !self.left.lock().is_empty()
     }
 
-    /// Sends the unsent bytes that were left. Returns `true` if there were any.
-    pub(super) fn send_left(&self) -> bool {
-        let left = std::mem::take(&mut *self.left.lock());
-        for link in left.iter().filter_map(|index| self.link(*index)) {
-            link.send_left(self);
-        }
-        !left.is_empty()
+    /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if
+    /// any were left.
+    pub(super) fn send_left(&self, ticks: u64) -> bool {
+        let mut left = std::mem::take(&mut *self.left.lock());
+        let was_left = !left.is_empty();
+        left.retain(|index| {
+            let Some(link) = self.link(*index) else { return false };
+            let is_recent = link.since_sent() < ticks;
+            if !is_recent {
+                link.send_left(self);
+            }
+            is_recent
+        });
+        self.left.lock().append(&mut left);
+        was_left
     }
 
     /// Has the next polls read a link's acknowledgements directly.
@@ -290,7 +298,7 @@ impl TcpDevice {
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
             self.tick(polling);
         }
-        self.shared.send_left();
+        self.shared.send_left(0);
         let expected = std::mem::take(&mut *self.shared.expected.lock());
         for index in expected {
             polling.warm(OUTGOING | u64::from(index));

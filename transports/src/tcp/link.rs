@@ -32,7 +32,7 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Unsent bytes that are sent without waiting for more.
@@ -63,6 +63,8 @@ pub(super) struct Outgoing {
     candidates: Vec<SocketAddr>,
     is_up: AtomicBool,
     is_over: AtomicBool,
+    /// Ticks of the last call that has sent something.
+    sent_at: AtomicU64,
     sending: Mutex<Sending>,
 }
 
@@ -74,8 +76,6 @@ struct Sending {
     is_listed: bool,
     /// Set while the descriptor is watched for room.
     waits_for_room: bool,
-    /// Ticks of the last call that has sent something.
-    sent_at: u64,
     /// When the peer's kernel was last known to be there.
     alive_at: Instant,
     /// Bytes of an acknowledgement that is not whole.
@@ -119,7 +119,6 @@ impl Outgoing {
             line: Line::Pause(Instant::now()),
             is_listed: false,
             waits_for_room: false,
-            sent_at: 0,
             alive_at: Instant::now(),
             ack: Vec::new(),
             is_dropped: false,
@@ -132,6 +131,7 @@ impl Outgoing {
             candidates,
             is_up: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            sent_at: AtomicU64::new(0),
             sending: Mutex::new(sending),
         }
     }
@@ -196,6 +196,12 @@ impl Outgoing {
         let acked = sending.flow.unacked();
         self.hear(&mut sending, shared);
         sending.flow.unacked() != acked
+    }
+
+    /// Ticks since the last call that has sent something.
+    #[inline]
+    pub(super) fn since_sent(&self) -> u64 {
+        ticks().wrapping_sub(self.sent_at.load(Ordering::Relaxed))
     }
 
     /// Sends what was left for the next poll.
@@ -459,7 +465,7 @@ impl Outgoing {
                 }
             }
         }
-        sending.sent_at = ticks();
+        self.sent_at.store(ticks(), Ordering::Relaxed);
         let is_full = sending.flow.unsent() > 0;
         match outcome {
             Err(error) if !crate::net::is_shortage(error) => {
@@ -631,7 +637,7 @@ impl TcpLink {
     #[inline]
     fn send(&self, mut sending: MutexGuard<'_, Sending>, more: bool) {
         let unsent = sending.flow.unsent();
-        let waits = more || ticks().wrapping_sub(sending.sent_at) < CLOSE;
+        let waits = more || self.outgoing.since_sent() < CLOSE;
         if unsent >= FULL || !waits {
             self.outgoing.flush(&mut sending, &self.shared);
         } else if !sending.is_listed {
