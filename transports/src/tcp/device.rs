@@ -29,7 +29,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -536,6 +536,9 @@ impl TcpDevice {
     #[cold]
     fn report(&self, polling: &mut Polling, batch: &mut Batch) {
         let mut deaths = std::mem::take(&mut *self.shared.deaths.lock());
+        // Several links may have told of the same end.
+        let mut peers = BTreeSet::new();
+        deaths.retain(|(peer, _)| peers.insert(*peer));
         deaths.retain(|(peer, cause)| !self.is_reported(polling, (*peer, cause), batch));
         if !deaths.is_empty() {
             deaths.append(&mut self.shared.deaths.lock());

@@ -1,0 +1,111 @@
+//! Devices of one process that send to each other.
+
+use super::Options;
+use super::device::TcpDevice;
+use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, PeerId, Submit};
+use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const RANKS: u32 = 8;
+const PACKET: usize = 4096;
+
+fn identity(me: u32) -> Identity {
+    Identity { me: PeerId(me), ranks: RANKS, secret: [5; 16] }
+}
+
+/// A rank with one device.
+struct Side {
+    device: TcpDevice,
+    batch: Batch,
+    _held: Vec<Packet>,
+}
+
+impl Side {
+    fn new(me: u32) -> Self {
+        Self::with(me, usize::MAX, 1 << 20)
+    }
+
+    /// `packets`: those that are free, at most; `window`: bytes.
+    fn with(me: u32, packets: usize, window: usize) -> Self {
+        let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
+        let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();
+        let held = all.into_iter().skip(packets).collect();
+        let options = Options {
+            packet_size: PACKET,
+            window,
+            timeout: Duration::from_secs(5),
+            ..Options::default()
+        };
+        let device = TcpDevice::open(options, identity(me), Arc::new(pool)).unwrap();
+        Self { device, batch: Batch::new(8), _held: held }
+    }
+
+    fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        events
+    }
+
+    /// Polls for as long, and returns what came.
+    fn poll_for(&mut self, span: Duration) -> Vec<Event> {
+        let (start, mut events) = (Instant::now(), Vec::new());
+        while start.elapsed() < span {
+            events.extend(self.poll());
+        }
+        events
+    }
+
+    fn connect(&self, to: &Self, peer: u32) -> Arc<dyn Link> {
+        self.device.connect(&to.device.address(), PeerId(peer)).unwrap()
+    }
+}
+
+fn bring_up(links: &[&Arc<dyn Link>], sides: &mut [&mut Side]) {
+    let start = Instant::now();
+    while links.iter().any(|link| !link.is_up()) {
+        for side in sides.iter_mut() {
+            for event in side.poll() {
+                assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the links do not come up");
+    }
+}
+
+fn send(link: &Arc<dyn Link>, number: u64, len: usize) -> bool {
+    let bytes = vec![7; len];
+    let op = Op::AmCopied { header: Header([number, 0]), bytes: MemRef::host(&bytes) };
+    link.submit(op).unwrap() == Submit::Done
+}
+
+/// Returns the sender and the number of a message.
+fn arrival(event: &Event) -> Option<(u32, u64)> {
+    match event {
+        Event::Arrived { from, header, .. } => Some((from.0, header.0[0])),
+        _ => None,
+    }
+}
+
+fn is_down(event: &Event) -> bool {
+    matches!(event, Event::PeerDown { .. })
+}
+
+#[test]
+fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
+    for _ in 0..10 {
+        let [mut here, mut there] = [0, 1].map(Side::new);
+        let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+        bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+        // Both ways are read often, so that one poll finds both ends.
+        for number in 0..20 {
+            assert!(send(&out, number, 8) && send(&back, number, 8));
+            here.poll_for(Duration::from_micros(100));
+            there.poll_for(Duration::from_micros(100));
+        }
+        drop(back);
+        there.device.close();
+        let ends = here.poll_for(Duration::from_millis(100));
+        assert_eq!(ends.iter().filter(|event| is_down(event)).count(), 1, "{ends:?}");
+    }
+}
