@@ -199,6 +199,10 @@ struct Polling {
     ticked_at: Instant,
     /// Frames wait that were taken off a connection and found no room in a batch.
     has_backlog: bool,
+    /// Says who is read first.
+    turn: usize,
+    /// The last batch was full: some sockets may have found no room in it, and come first.
+    is_crowded: bool,
     /// Connections are not up or stand still, as of the last look.
     is_troubled: bool,
 }
@@ -268,6 +272,8 @@ impl TcpDevice {
                 looked_at: 0,
                 ticked_at: Instant::now(),
                 has_backlog: false,
+                turn: 0,
+                is_crowded: false,
                 is_troubled: false,
             };
             Ok(Self {
@@ -313,7 +319,10 @@ impl TcpDevice {
     fn read_backlog(&self, polling: &mut Polling, batch: &mut Batch) {
         polling.has_backlog = false;
         let longest = self.shared.packets.packet_size();
-        for index in 0..polling.inbound.len() {
+        // One that fills each batch is not the first again.
+        polling.turn = polling.turn.wrapping_add(1);
+        let (first, links) = (polling.turn, polling.inbound.len());
+        for index in (0..links).map(|at| first.wrapping_add(at) % links) {
             let entry = polling.inbound.get(index).and_then(Option::as_ref);
             if entry.is_some_and(|entry| entry.incoming.has_whole(longest)) {
                 self.receive(polling, u32::try_from(index).unwrap_or(u32::MAX), batch);
@@ -419,6 +428,9 @@ impl TcpDevice {
         let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else {
             return;
         };
+        // One that fills each batch is not the first again.
+        polling.turn = polling.turn.wrapping_add(1);
+        ready.rotate_left(polling.turn % ready.len().max(1));
         for event in ready {
             let name = event.data.u64();
             match name & !0xffff_ffff {
@@ -674,6 +686,9 @@ impl Device for TcpDevice {
         if self.shared.news.load(Ordering::Relaxed) {
             self.news(polling, batch);
         }
+        if polling.is_crowded && ticks().wrapping_sub(polling.looked_at) >= LOOK {
+            self.look(polling, batch);
+        }
         if polling.has_backlog {
             self.read_backlog(polling, batch);
         }
@@ -688,6 +703,7 @@ impl Device for TcpDevice {
         if self.shared.news.load(Ordering::Relaxed) && !self.shared.deaths.lock().is_empty() {
             self.report(polling, batch);
         }
+        polling.is_crowded = batch.is_full();
         if batch.is_empty() {
             return Polled::Idle;
         }

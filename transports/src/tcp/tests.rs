@@ -109,3 +109,24 @@ fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
         assert_eq!(ends.iter().filter(|event| is_down(event)).count(), 1, "{ends:?}");
     }
 }
+
+#[test]
+fn two_senders_that_never_pause_have_their_turns() {
+    let mut here = Side::new(0);
+    let mut senders = [1, 2].map(Side::new);
+    let links = [0, 1].map(|at| senders[at].connect(&here, 0));
+    let [one, two] = &mut senders;
+    bring_up(&[&links[0], &links[1]], &mut [&mut here, one, two]);
+    let (mut came, start) = ([0_u64; 2], Instant::now());
+    while came.iter().sum::<u64>() < 100_000 {
+        for (side, link) in senders.iter_mut().zip(&links) {
+            while send(link, 0, 8) {}
+            side.poll();
+        }
+        for (from, _) in here.poll().iter().filter_map(arrival) {
+            came[from as usize - 1] += 1;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{came:?}");
+    }
+    assert!(came.iter().all(|came| *came > 10_000), "{came:?}");
+}
