@@ -522,7 +522,8 @@ impl TcpDevice {
         let index = known
             .or_else(|| polling.inbound.iter().position(Option::is_none))
             .unwrap_or(polling.inbound.len());
-        let mut incoming = Incoming::new((peer, device, link), window);
+        let longest = self.shared.packets.packet_size();
+        let mut incoming = Incoming::new((peer, device, link), window, longest);
         if let Some(Some(entry)) = polling.inbound.get_mut(index) {
             // What the older connection still brings comes again on this one.
             std::mem::swap(&mut incoming, &mut entry.incoming);

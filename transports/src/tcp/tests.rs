@@ -111,6 +111,30 @@ fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
 }
 
 #[test]
+fn a_window_that_is_smaller_than_a_message_opens_again_while_other_links_are_busy() {
+    const OTHERS: u32 = 5;
+    let mut here = Side::with(0, 64, 512);
+    let mut others: Vec<Side> = (1..=OTHERS).map(|me| Side::with(me, 64, 512)).collect();
+    let mut small = Side::with(6, 64, 512);
+    let links: Vec<_> = others.iter().map(|side| side.connect(&here, 0)).collect();
+    let link = small.connect(&here, 0);
+    let mut sides: Vec<&mut Side> = others.iter_mut().chain([&mut here, &mut small]).collect();
+    bring_up(&links.iter().chain([&link]).collect::<Vec<_>>(), &mut sides);
+    let (start, mut sent) = (Instant::now(), 0);
+    while sent < 20 {
+        for link in &links {
+            send(link, 0, 100);
+        }
+        // Less than a quarter of the window, then more than the rest.
+        sent += u64::from(send(&link, sent, if sent.is_multiple_of(2) { 60 } else { 480 }));
+        here.poll();
+        small.poll();
+        others.iter_mut().for_each(|side| drop(side.poll()));
+        assert!(start.elapsed() < Duration::from_secs(3), "message {sent} finds no room");
+    }
+}
+
+#[test]
 fn two_senders_that_never_pause_have_their_turns() {
     let mut here = Side::new(0);
     let mut senders = [1, 2].map(Side::new);
