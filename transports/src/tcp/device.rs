@@ -572,7 +572,9 @@ impl TcpDevice {
         while let Some(index) = polling.inbound.iter().position(of_peer) {
             let index = u32::try_from(index).unwrap_or(u32::MAX);
             let came = self.receive(polling, index, batch);
-            if batch.is_full() {
+            let longest = self.shared.packets.packet_size();
+            let left = polling.inbound.get(index as usize).and_then(Option::as_ref);
+            if batch.is_full() || left.is_some_and(|entry| entry.incoming.has_whole(longest)) {
                 return false;
             }
             if !came {

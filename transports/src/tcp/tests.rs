@@ -2,7 +2,7 @@
 
 use super::Options;
 use super::device::TcpDevice;
-use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, PeerId, Submit};
+use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, Payload, PeerId, Submit};
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,6 +108,24 @@ fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
         let ends = here.poll_for(Duration::from_millis(100));
         assert_eq!(ends.iter().filter(|event| is_down(event)).count(), 1, "{ends:?}");
     }
+}
+
+#[test]
+fn messages_come_before_the_end_of_their_sender_while_the_user_keeps_all_packets() {
+    const MESSAGES: u64 = 6;
+    let (mut here, mut there) = (Side::with(0, 1, 1 << 20), Side::new(1));
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    for number in 0..MESSAGES {
+        assert!(send(&back, number, 1000));
+    }
+    there.device.close();
+    let events = here.poll_for(Duration::from_millis(200));
+    let came: Vec<_> = events.iter().filter_map(arrival).collect();
+    assert_eq!(came, (0..MESSAGES).map(|number| (1, number)).collect::<Vec<_>>());
+    assert!(events.last().is_some_and(is_down), "{events:?}");
+    let aside = |event: &&Event| matches!(event, Event::Arrived { payload: Payload::Aside(_), .. });
+    assert!(events.iter().filter(aside).count() > 1, "{events:?}");
 }
 
 #[test]
