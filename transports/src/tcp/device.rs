@@ -519,6 +519,11 @@ impl TcpDevice {
                 (incoming.peer, incoming.device, incoming.link) == (peer, device, link)
             })
         });
+        if known.is_none() && hello.sent.get() > 0 {
+            // It has been read to its end, or its sender counts as gone.
+            let _ = channel.say(&wire::PROTOCOL.refusal("the link has ended"));
+            return;
+        }
         let index = known
             .or_else(|| polling.inbound.iter().position(Option::is_none))
             .unwrap_or(polling.inbound.len());

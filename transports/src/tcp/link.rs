@@ -159,11 +159,12 @@ impl Outgoing {
     pub(super) fn advance(&self, shared: &Shared) {
         let mut sending = self.sending.lock();
         loop {
+            let sent = sending.flow.sent();
             match &mut sending.line {
                 Line::Over(_) => return,
                 Line::Pause(until) if *until > Instant::now() => return,
                 Line::Pause(_) => self.dial(&mut sending, shared, (0, true)),
-                Line::Dialling(dialling) => match self.greet(dialling, shared) {
+                Line::Dialling(dialling) => match self.greet(dialling, shared, sent) {
                     Greeted::Wait => return,
                     Greeted::Alive => sending.alive_at = Instant::now(),
                     Greeted::Up(received) => self.up(&mut sending, shared, received),
@@ -313,7 +314,8 @@ impl Outgoing {
     }
 
     /// Goes on with the first messages of a connection.
-    fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
+    /// `sent`: bytes that went over earlier connections.
+    fn greet(&self, dialling: &mut Dialling, shared: &Shared, sent: u64) -> Greeted {
         let Dialling { channel, candidate, is_connected, until, greeting, .. } = dialling;
         let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
@@ -347,7 +349,8 @@ impl Outgoing {
                 Err(why) => return next(why.to_string()),
             }
             let window = (shared.options.window as u64).into();
-            let hello = wire::Hello { link: self.number.into(), window };
+            let (link, sent) = (self.number.into(), sent.into());
+            let hello = wire::Hello { link, window, sent };
             if let Err(fault) = channel.say(&hello.message()) {
                 return next(words_of(fault));
             }

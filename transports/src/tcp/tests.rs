@@ -1,10 +1,14 @@
-//! Devices of one process that send to each other.
+//! Devices of one process that send to each other, directly and over a relay.
 
 use super::Options;
+use super::address::Address;
 use super::device::TcpDevice;
 use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, Payload, PeerId, Submit};
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
@@ -171,4 +175,76 @@ fn two_senders_that_never_pause_have_their_turns() {
         assert!(start.elapsed() < Duration::from_secs(60), "{came:?}");
     }
     assert!(came.iter().all(|came| *came > 10_000), "{came:?}");
+}
+
+/// Forwards connections, and can keep back what their listeners answer.
+struct Relay {
+    at: SocketAddr,
+    is_mute: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Relay {
+    fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, is_mute) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
+        let open = Arc::new(Mutex::new(Vec::new()));
+        let (all, mute) = (open.clone(), is_mute.clone());
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(target) else { continue };
+                for (from, to, is_back) in [(&near, &far, false), (&far, &near, true)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let mute = mute.clone();
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 3000];
+                        while let Ok(len @ 1..) = from.read(&mut bytes) {
+                            let is_kept = is_back && mute.load(Ordering::SeqCst);
+                            if !is_kept && to.write_all(&bytes[..len]).is_err() {
+                                break;
+                            }
+                        }
+                    });
+                }
+                all.lock().unwrap().extend([near, far]);
+            }
+        });
+        Self { at, is_mute, open }
+    }
+
+    /// Ends all connections.
+    fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[test]
+fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_is_lost() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let mut address = Address::decode(&here.device.address()).unwrap();
+    let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
+    (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
+    let link = there.device.connect(&address.encode(), PeerId(0)).unwrap();
+    bring_up(&[&link], &mut [&mut here, &mut there]);
+    relay.is_mute.store(true, Ordering::SeqCst);
+    assert!((0..3).all(|number| send(&link, number, 8)));
+    drop(link);
+    let (start, mut events) = (Instant::now(), Vec::new());
+    while !events.last().is_some_and(is_down) {
+        there.poll();
+        events.extend(here.poll());
+        assert!(start.elapsed() < Duration::from_secs(5), "{events:?}");
+    }
+    relay.is_mute.store(false, Ordering::SeqCst);
+    relay.cut();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        there.poll();
+        events.extend(here.poll());
+    }
+    let came: Vec<_> = events.iter().filter_map(arrival).collect();
+    assert_eq!(came, [(1, 0), (1, 1), (1, 2)]);
+    assert_eq!(events.iter().filter(|event| is_down(event)).count(), 1, "{events:?}");
 }
