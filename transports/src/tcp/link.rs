@@ -342,7 +342,9 @@ impl Outgoing {
                     return Greeted::Wait;
                 }
                 Ok(Progress::Proven(session)) if session.peer.device != self.address.key.0 => {
-                    return next("another rank's device listens there".into());
+                    // A device listens as long as it lives.
+                    let why = format!("{to}: another rank's device listens there");
+                    return Greeted::Next(why, true);
                 }
                 Ok(Progress::Proven(_)) => *greeting = None,
                 Err(Failure::Unproven(Unproven::Refused(why))) => return Greeted::Refused(why),

@@ -5,6 +5,7 @@ use super::address::Address;
 use super::device::TcpDevice;
 use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, Payload, PeerId, Submit};
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
+use crate::net::key::DeviceKey;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -247,4 +248,17 @@ fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_i
     let came: Vec<_> = events.iter().filter_map(arrival).collect();
     assert_eq!(came, [(1, 0), (1, 1), (1, 2)]);
     assert_eq!(events.iter().filter(|event| is_down(event)).count(), 1, "{events:?}");
+}
+
+#[test]
+fn a_peer_at_whose_port_another_device_listens_is_gone() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let mut address = Address::decode(&there.device.address()).unwrap();
+    address.key = DeviceKey([1; 16]);
+    let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    let start = Instant::now();
+    while !here.poll().iter().any(is_down) {
+        there.poll();
+        assert!(start.elapsed() < Duration::from_secs(5), "nobody says that the peer is gone");
+    }
 }
