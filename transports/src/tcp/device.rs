@@ -29,7 +29,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -207,6 +207,10 @@ struct Polling {
     ticked_at: Instant,
     /// Frames wait that were taken off a connection and found no room in a batch.
     has_backlog: bool,
+    /// Says who is read first.
+    turn: usize,
+    /// The last batch was full: some sockets may have found no room in it, and come first.
+    is_crowded: bool,
     /// Connections are not up or stand still, as of the last look.
     is_troubled: bool,
 }
@@ -276,6 +280,8 @@ impl TcpDevice {
                 looked_at: 0,
                 ticked_at: Instant::now(),
                 has_backlog: false,
+                turn: 0,
+                is_crowded: false,
                 is_troubled: false,
             };
             Ok(Self {
@@ -321,7 +327,10 @@ impl TcpDevice {
     fn read_backlog(&self, polling: &mut Polling, batch: &mut Batch) {
         polling.has_backlog = false;
         let longest = self.shared.packets.packet_size();
-        for index in 0..polling.inbound.len() {
+        // One that fills each batch is not the first again.
+        polling.turn = polling.turn.wrapping_add(1);
+        let (first, links) = (polling.turn, polling.inbound.len());
+        for index in (0..links).map(|at| first.wrapping_add(at) % links) {
             let entry = polling.inbound.get(index).and_then(Option::as_ref);
             if entry.is_some_and(|entry| entry.incoming.has_whole(longest)) {
                 self.receive(polling, u32::try_from(index).unwrap_or(u32::MAX), batch);
@@ -427,6 +436,9 @@ impl TcpDevice {
         let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else {
             return;
         };
+        // One that fills each batch is not the first again.
+        polling.turn = polling.turn.wrapping_add(1);
+        ready.rotate_left(polling.turn % ready.len().max(1));
         for event in ready {
             let name = event.data.u64();
             match name & !0xffff_ffff {
@@ -515,10 +527,16 @@ impl TcpDevice {
                 (incoming.peer, incoming.device, incoming.link) == (peer, device, link)
             })
         });
+        if known.is_none() && hello.sent.get() > 0 {
+            // It has been read to its end, or its sender counts as gone.
+            let _ = channel.say(&wire::PROTOCOL.refusal("the link has ended"));
+            return;
+        }
         let index = known
             .or_else(|| polling.inbound.iter().position(Option::is_none))
             .unwrap_or(polling.inbound.len());
-        let mut incoming = Incoming::new((peer, device, link), window);
+        let longest = self.shared.packets.packet_size();
+        let mut incoming = Incoming::new((peer, device, link), window, longest);
         if let Some(Some(entry)) = polling.inbound.get_mut(index) {
             // What the older connection still brings comes again on this one.
             std::mem::swap(&mut incoming, &mut entry.incoming);
@@ -544,6 +562,9 @@ impl TcpDevice {
     #[cold]
     fn report(&self, polling: &mut Polling, batch: &mut Batch) {
         let mut deaths = std::mem::take(&mut *self.shared.deaths.lock());
+        // Several links may have told of the same end.
+        let mut peers = BTreeSet::new();
+        deaths.retain(|(peer, _)| peers.insert(*peer));
         deaths.retain(|(peer, cause)| !self.is_reported(polling, (*peer, cause), batch));
         if !deaths.is_empty() {
             deaths.append(&mut self.shared.deaths.lock());
@@ -564,7 +585,9 @@ impl TcpDevice {
         while let Some(index) = polling.inbound.iter().position(of_peer) {
             let index = u32::try_from(index).unwrap_or(u32::MAX);
             let came = self.receive(polling, index, batch);
-            if batch.is_full() {
+            let longest = self.shared.packets.packet_size();
+            let left = polling.inbound.get(index as usize).and_then(Option::as_ref);
+            if batch.is_full() || left.is_some_and(|entry| entry.incoming.has_whole(longest)) {
                 return false;
             }
             if !came {
@@ -679,6 +702,9 @@ impl Device for TcpDevice {
         if self.shared.news.load(Ordering::Relaxed) {
             self.news(polling, batch);
         }
+        if polling.is_crowded && ticks().wrapping_sub(polling.looked_at) >= LOOK {
+            self.look(polling, batch);
+        }
         if polling.has_backlog {
             self.read_backlog(polling, batch);
         }
@@ -693,6 +719,7 @@ impl Device for TcpDevice {
         if self.shared.news.load(Ordering::Relaxed) && !self.shared.deaths.lock().is_empty() {
             self.report(polling, batch);
         }
+        polling.is_crowded = batch.is_full();
         if batch.is_empty() {
             return Polled::Idle;
         }

@@ -27,7 +27,9 @@ pub(super) struct Inbound {
 
 #[derive(Debug)]
 pub(super) struct Lost {
-    alive_at: Instant,
+    /// Time without an answer, as far as somebody asked.
+    silent: Duration,
+    asked_at: Instant,
     probe: Option<(TcpStream, Instant)>,
 }
 
@@ -57,11 +59,14 @@ impl Inbound {
 impl Lost {
     /// Notes that a connection was lost at this moment.
     pub(super) fn now() -> Self {
-        Self { alive_at: Instant::now(), probe: None }
+        Self { silent: Duration::ZERO, asked_at: Instant::now(), probe: None }
     }
 
     /// Asks whether the sender's process is there. Returns the reason why it counts as gone.
     pub(super) fn ask(&mut self, home: SocketAddr, timeout: Duration) -> Option<String> {
+        // While this process computes, nobody asks, and no answer can be missed.
+        self.silent += self.asked_at.elapsed().min(timeout / 8);
+        self.asked_at = Instant::now();
         if let Some((probe, since)) = &self.probe {
             let error = sockopt::socket_error(probe);
             match error {
@@ -70,7 +75,7 @@ impl Lost {
                 }
                 Ok(Ok(())) if probe.peer_addr().is_ok() => {
                     // It is there, and will dial when it makes progress.
-                    self.alive_at = Instant::now();
+                    self.silent = Duration::ZERO;
                     if since.elapsed() >= PAUSE {
                         self.probe = None;
                     }
@@ -82,7 +87,25 @@ impl Lost {
             self.probe = socket::dial(home, "").ok().map(|probe| (probe, Instant::now()));
         }
         let limit = timeout.as_secs();
-        (self.alive_at.elapsed() >= timeout)
+        (self.silent >= timeout)
             .then(|| format!("its machine has not answered for {limit} s (CARRACK_PEER_TIMEOUT)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (home, timeout) = (listener.local_addr().unwrap(), Duration::from_millis(200));
+        let mut lost = Lost::now();
+        std::thread::sleep(2 * timeout);
+        for _ in 0..5 {
+            assert_eq!(lost.ask(home, timeout), None);
+            std::thread::sleep(timeout / 50);
+        }
     }
 }

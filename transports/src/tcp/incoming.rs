@@ -71,10 +71,17 @@ pub(super) enum Read {
 }
 
 impl Incoming {
-    /// `window`: bytes that the sender sends without an acknowledgement.
-    pub(super) fn new((peer, device, link): (PeerId, DeviceKey, u64), window: u64) -> Self {
+    /// `window`: bytes that the sender sends without an acknowledgement. `longest`: bytes of the
+    /// longest message.
+    pub(super) fn new(
+        (peer, device, link): (PeerId, DeviceKey, u64),
+        window: u64,
+        longest: usize,
+    ) -> Self {
+        // What is not acknowledged leaves room for any message.
+        let rest = window.saturating_sub((HEAD + longest) as u64);
         Self {
-            ack_at: (window / 4).max(1),
+            ack_at: (window / 4).min(rest).max(1),
             peer,
             device,
             link,
@@ -307,7 +314,7 @@ mod tests {
     ) -> Result<(Vec<Vec<u8>>, Incoming), String> {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let (windows, mut batch) = (Windows::default(), Batch::new(limit));
-        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000);
+        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000, 256);
         let mut got = Vec::new();
         let mut pieces = stream.chunks(cut);
         loop {
@@ -369,7 +376,7 @@ mod tests {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let (windows, mut batch) = (Arc::new(Windows::default()), Batch::new(4));
         let open = Box::new(windows.open(PEER, vec![0; 10].into()).unwrap());
-        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000);
+        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000, 256);
         let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
         stream.extend(b"bytes");
         for (at, piece) in stream.chunks(3).enumerate() {

@@ -159,11 +159,12 @@ impl Outgoing {
     pub(super) fn advance(&self, shared: &Shared) {
         let mut sending = self.sending.lock();
         loop {
+            let sent = sending.flow.sent();
             match &mut sending.line {
                 Line::Over(_) => return,
                 Line::Pause(until) if *until > Instant::now() => return,
                 Line::Pause(_) => self.dial(&mut sending, shared, (0, true)),
-                Line::Dialling(dialling) => match self.greet(dialling, shared) {
+                Line::Dialling(dialling) => match self.greet(dialling, shared, sent) {
                     Greeted::Wait => return,
                     Greeted::Alive => sending.alive_at = Instant::now(),
                     Greeted::Up(received) => self.up(&mut sending, shared, received),
@@ -319,7 +320,8 @@ impl Outgoing {
     }
 
     /// Goes on with the first messages of a connection.
-    fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
+    /// `sent`: bytes that went over earlier connections.
+    fn greet(&self, dialling: &mut Dialling, shared: &Shared, sent: u64) -> Greeted {
         let Dialling { channel, candidate, is_connected, until, greeting, .. } = dialling;
         let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
@@ -346,14 +348,17 @@ impl Outgoing {
                     return Greeted::Wait;
                 }
                 Ok(Progress::Proven(session)) if session.peer.device != self.address.key.0 => {
-                    return next("another rank's device listens there".into());
+                    // A device listens as long as it lives.
+                    let why = format!("{to}: another rank's device listens there");
+                    return Greeted::Next(why, true);
                 }
                 Ok(Progress::Proven(_)) => *greeting = None,
                 Err(Failure::Unproven(Unproven::Refused(why))) => return Greeted::Refused(why),
                 Err(why) => return next(why.to_string()),
             }
             let window = (shared.options.window as u64).into();
-            let hello = wire::Hello { link: self.number.into(), window };
+            let (link, sent) = (self.number.into(), sent.into());
+            let hello = wire::Hello { link, window, sent };
             if let Err(fault) = channel.say(&hello.message()) {
                 return next(words_of(fault));
             }

@@ -1,7 +1,7 @@
 //! The first messages of a connection, before the bytes of its link.
 //!
 //! Both sides prove themselves ([`crate::net::greeting`]). Then the dialer says `HELLO` with the
-//! number of its link and its window, and the listener `WELCOME` with the bytes of that link that
+//! number of its link, its window and the bytes that it has sent, and the listener `WELCOME` with the bytes of that link that
 //! it has. Behind that the dialer sends frames, and the listener acknowledgements: the number of
 //! bytes that it has, eight bytes each. One is due at a quarter of the window.
 
@@ -56,6 +56,8 @@ pub(super) struct Hello {
     pub(super) link: U64,
     /// Bytes of messages that may be sent without an acknowledgement.
     pub(super) window: U64,
+    /// Bytes of the link that were sent over earlier connections.
+    pub(super) sent: U64,
 }
 
 impl Hello {
@@ -100,7 +102,7 @@ mod tests {
 
     #[test]
     fn what_was_said_comes_back_and_another_message_does_not() {
-        let hello = Hello { link: 7.into(), window: 9.into() };
+        let hello = Hello { link: 7.into(), window: 9.into(), sent: 0.into() };
         assert_eq!(Hello::read(&hello.message()), Ok(hello));
         assert_eq!(read_welcome(&welcome(u64::MAX)), Ok(u64::MAX));
         assert!(Hello::read(&welcome(7)).is_err());

@@ -1,0 +1,264 @@
+//! Devices of one process that send to each other, directly and over a relay.
+
+use super::Options;
+use super::address::Address;
+use super::device::TcpDevice;
+use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, Payload, PeerId, Submit};
+use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
+use crate::net::key::DeviceKey;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const RANKS: u32 = 8;
+const PACKET: usize = 4096;
+
+fn identity(me: u32) -> Identity {
+    Identity { me: PeerId(me), ranks: RANKS, secret: [5; 16] }
+}
+
+/// A rank with one device.
+struct Side {
+    device: TcpDevice,
+    batch: Batch,
+    _held: Vec<Packet>,
+}
+
+impl Side {
+    fn new(me: u32) -> Self {
+        Self::with(me, usize::MAX, 1 << 20)
+    }
+
+    /// `packets`: those that are free, at most; `window`: bytes.
+    fn with(me: u32, packets: usize, window: usize) -> Self {
+        let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
+        let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();
+        let held = all.into_iter().skip(packets).collect();
+        let options = Options {
+            packet_size: PACKET,
+            window,
+            timeout: Duration::from_secs(5),
+            ..Options::default()
+        };
+        let device = TcpDevice::open(options, identity(me), Arc::new(pool)).unwrap();
+        Self { device, batch: Batch::new(8), _held: held }
+    }
+
+    fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        events
+    }
+
+    /// Polls for as long, and returns what came.
+    fn poll_for(&mut self, span: Duration) -> Vec<Event> {
+        let (start, mut events) = (Instant::now(), Vec::new());
+        while start.elapsed() < span {
+            events.extend(self.poll());
+        }
+        events
+    }
+
+    fn connect(&self, to: &Self, peer: u32) -> Arc<dyn Link> {
+        self.device.connect(&to.device.address(), PeerId(peer)).unwrap()
+    }
+}
+
+fn bring_up(links: &[&Arc<dyn Link>], sides: &mut [&mut Side]) {
+    let start = Instant::now();
+    while links.iter().any(|link| !link.is_up()) {
+        for side in sides.iter_mut() {
+            for event in side.poll() {
+                assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the links do not come up");
+    }
+}
+
+fn send(link: &Arc<dyn Link>, number: u64, len: usize) -> bool {
+    let bytes = vec![7; len];
+    let op = Op::AmCopied { header: Header([number, 0]), bytes: MemRef::host(&bytes) };
+    link.submit(op).unwrap() == Submit::Done
+}
+
+/// Returns the sender and the number of a message.
+fn arrival(event: &Event) -> Option<(u32, u64)> {
+    match event {
+        Event::Arrived { from, header, .. } => Some((from.0, header.0[0])),
+        _ => None,
+    }
+}
+
+fn is_down(event: &Event) -> bool {
+    matches!(event, Event::PeerDown { .. })
+}
+
+#[test]
+fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
+    for _ in 0..10 {
+        let [mut here, mut there] = [0, 1].map(Side::new);
+        let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+        bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+        // Both ways are read often, so that one poll finds both ends.
+        for number in 0..20 {
+            assert!(send(&out, number, 8) && send(&back, number, 8));
+            here.poll_for(Duration::from_micros(100));
+            there.poll_for(Duration::from_micros(100));
+        }
+        drop(back);
+        there.device.close();
+        let ends = here.poll_for(Duration::from_millis(100));
+        assert_eq!(ends.iter().filter(|event| is_down(event)).count(), 1, "{ends:?}");
+    }
+}
+
+#[test]
+fn messages_come_before_the_end_of_their_sender_while_the_user_keeps_all_packets() {
+    const MESSAGES: u64 = 6;
+    let (mut here, mut there) = (Side::with(0, 1, 1 << 20), Side::new(1));
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    for number in 0..MESSAGES {
+        assert!(send(&back, number, 1000));
+    }
+    there.device.close();
+    let events = here.poll_for(Duration::from_millis(200));
+    let came: Vec<_> = events.iter().filter_map(arrival).collect();
+    assert_eq!(came, (0..MESSAGES).map(|number| (1, number)).collect::<Vec<_>>());
+    assert!(events.last().is_some_and(is_down), "{events:?}");
+    let aside = |event: &&Event| matches!(event, Event::Arrived { payload: Payload::Aside(_), .. });
+    assert!(events.iter().filter(aside).count() > 1, "{events:?}");
+}
+
+#[test]
+fn a_window_that_is_smaller_than_a_message_opens_again_while_other_links_are_busy() {
+    const OTHERS: u32 = 5;
+    let mut here = Side::with(0, 64, 512);
+    let mut others: Vec<Side> = (1..=OTHERS).map(|me| Side::with(me, 64, 512)).collect();
+    let mut small = Side::with(6, 64, 512);
+    let links: Vec<_> = others.iter().map(|side| side.connect(&here, 0)).collect();
+    let link = small.connect(&here, 0);
+    let mut sides: Vec<&mut Side> = others.iter_mut().chain([&mut here, &mut small]).collect();
+    bring_up(&links.iter().chain([&link]).collect::<Vec<_>>(), &mut sides);
+    let (start, mut sent) = (Instant::now(), 0);
+    while sent < 20 {
+        for link in &links {
+            send(link, 0, 100);
+        }
+        // Less than a quarter of the window, then more than the rest.
+        sent += u64::from(send(&link, sent, if sent.is_multiple_of(2) { 60 } else { 480 }));
+        here.poll();
+        small.poll();
+        others.iter_mut().for_each(|side| drop(side.poll()));
+        assert!(start.elapsed() < Duration::from_secs(3), "message {sent} finds no room");
+    }
+}
+
+#[test]
+fn two_senders_that_never_pause_have_their_turns() {
+    let mut here = Side::new(0);
+    let mut senders = [1, 2].map(Side::new);
+    let links = [0, 1].map(|at| senders[at].connect(&here, 0));
+    let [one, two] = &mut senders;
+    bring_up(&[&links[0], &links[1]], &mut [&mut here, one, two]);
+    let (mut came, start) = ([0_u64; 2], Instant::now());
+    while came.iter().sum::<u64>() < 100_000 {
+        for (side, link) in senders.iter_mut().zip(&links) {
+            while send(link, 0, 8) {}
+            side.poll();
+        }
+        for (from, _) in here.poll().iter().filter_map(arrival) {
+            came[from as usize - 1] += 1;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{came:?}");
+    }
+    assert!(came.iter().all(|came| *came > 10_000), "{came:?}");
+}
+
+/// Forwards connections, and can keep back what their listeners answer.
+struct Relay {
+    at: SocketAddr,
+    is_mute: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Relay {
+    fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, is_mute) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
+        let open = Arc::new(Mutex::new(Vec::new()));
+        let (all, mute) = (open.clone(), is_mute.clone());
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(target) else { continue };
+                for (from, to, is_back) in [(&near, &far, false), (&far, &near, true)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let mute = mute.clone();
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 3000];
+                        while let Ok(len @ 1..) = from.read(&mut bytes) {
+                            let is_kept = is_back && mute.load(Ordering::SeqCst);
+                            if !is_kept && to.write_all(&bytes[..len]).is_err() {
+                                break;
+                            }
+                        }
+                    });
+                }
+                all.lock().unwrap().extend([near, far]);
+            }
+        });
+        Self { at, is_mute, open }
+    }
+
+    /// Ends all connections.
+    fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[test]
+fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_is_lost() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let mut address = Address::decode(&here.device.address()).unwrap();
+    let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
+    (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
+    let link = there.device.connect(&address.encode(), PeerId(0)).unwrap();
+    bring_up(&[&link], &mut [&mut here, &mut there]);
+    relay.is_mute.store(true, Ordering::SeqCst);
+    assert!((0..3).all(|number| send(&link, number, 8)));
+    drop(link);
+    let (start, mut events) = (Instant::now(), Vec::new());
+    while !events.last().is_some_and(is_down) {
+        there.poll();
+        events.extend(here.poll());
+        assert!(start.elapsed() < Duration::from_secs(5), "{events:?}");
+    }
+    relay.is_mute.store(false, Ordering::SeqCst);
+    relay.cut();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        there.poll();
+        events.extend(here.poll());
+    }
+    let came: Vec<_> = events.iter().filter_map(arrival).collect();
+    assert_eq!(came, [(1, 0), (1, 1), (1, 2)]);
+    assert_eq!(events.iter().filter(|event| is_down(event)).count(), 1, "{events:?}");
+}
+
+#[test]
+fn a_peer_at_whose_port_another_device_listens_is_gone() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let mut address = Address::decode(&there.device.address()).unwrap();
+    address.key = DeviceKey([1; 16]);
+    let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    let start = Instant::now();
+    while !here.poll().iter().any(is_down) {
+        there.poll();
+        assert!(start.elapsed() < Duration::from_secs(5), "nobody says that the peer is gone");
+    }
+}
