@@ -55,9 +55,9 @@ impl Inbound {
 }
 
 impl Lost {
-    /// Notes that a connection was lost at this moment.
-    pub(super) fn now() -> Self {
-        Self { alive_at: Instant::now(), probe: None }
+    /// Notes that a connection was lost. `alive_at`: when the sender's kernel was last heard of.
+    pub(super) fn since(alive_at: Instant) -> Self {
+        Self { alive_at, probe: None }
     }
 
     /// Asks whether the sender's process is there. Returns the reason why it counts as gone.

@@ -44,6 +44,8 @@ mod outflow;
 mod settings;
 mod socket;
 mod strangers;
+#[cfg(test)]
+mod tests;
 mod windows;
 mod wire;
 
