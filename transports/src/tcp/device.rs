@@ -7,7 +7,7 @@ use super::address::Address;
 use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
 use super::incoming::{Fault, Incoming, Read, Receiving};
-use super::link::{Outgoing, TcpLink};
+use super::link::{Outgoing, TcpLink, heard_at};
 use super::strangers::{Guest, Strangers};
 use super::windows::Windows;
 use super::{NAME, Options, socket, wire};
@@ -409,8 +409,10 @@ impl TcpDevice {
     /// A connection has ended without the end of its link: the sender makes another, or is dead.
     fn lose(&self, polling: &mut Polling, index: u32) {
         if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
-            entry.socket = None;
-            entry.lost = Some(Lost::now());
+            let timeout = self.shared.options.timeout;
+            let heard = entry.socket.take().map(|socket| heard_at(&socket, timeout));
+            let silent = heard.map(|at| at.elapsed()).unwrap_or_default();
+            entry.lost = Some(Lost::after(silent));
             self.shared.look_soon();
         }
     }

@@ -170,6 +170,10 @@ impl Outgoing {
                     Greeted::Up(received) => self.up(&mut sending, shared, received),
                     Greeted::Next(why, refused) => {
                         let next = (dialling.candidate + 1, dialling.refused && refused);
+                        let timeout = shared.options.timeout;
+                        let heard = dialling.is_connected.then_some(&dialling.channel);
+                        let heard = heard.map(|channel| heard_at(channel, timeout));
+                        sending.alive_at = heard.unwrap_or(sending.alive_at);
                         if next.0 < self.candidates.len() {
                             self.dial(&mut sending, shared, next);
                         } else {
@@ -218,15 +222,9 @@ impl Outgoing {
         let mut sending = self.sending.lock();
         match &sending.line {
             Line::Over(_) => false,
-            Line::Up(socket) if socket::in_flight(socket) == 0 => {
-                sending.alive_at = Instant::now();
-                false
-            }
+            Line::Up(socket) if socket::in_flight(socket) == 0 => false,
             Line::Up(socket) => {
-                let silent = socket::since_answer(socket).unwrap_or_default();
-                if silent > STALLED {
-                    let alive_at = Instant::now().checked_sub(silent);
-                    sending.alive_at = alive_at.unwrap_or(sending.alive_at);
+                if socket::stalled(socket).is_some_and(|silent| silent > STALLED) {
                     self.broke(&mut sending, shared, "its machine acknowledges nothing");
                 }
                 true
@@ -285,7 +283,7 @@ impl Outgoing {
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
             shared.watch(channel.as_fd(), OUTGOING | u64::from(self.index), changes)?;
             let greeting = shared.greeting(Role::Dialer)?;
-            let until = Instant::now() + CONNECT;
+            let until = Instant::now() + self.patience(sending, shared.options.timeout);
             let greeting = Some(Box::new(greeting));
             Ok(Dialling { channel, candidate, refused, is_connected: false, until, greeting })
         };
@@ -303,6 +301,14 @@ impl Outgoing {
             }
             Err(error) => self.pause(sending, shared, &format!("{to}: {error}"), false),
         }
+    }
+
+    /// Returns the time limit of a connect: all addresses have their turn before the peer counts as
+    /// gone.
+    fn patience(&self, sending: &Sending, timeout: Duration) -> Duration {
+        let addresses = u32::try_from(self.candidates.len()).unwrap_or(u32::MAX).max(1);
+        let left = timeout.saturating_sub(sending.alive_at.elapsed());
+        (timeout / 2 / addresses).min(CONNECT).min(left).max(PAUSE)
     }
 
     /// Waits before all addresses are dialled again, or gives up.
@@ -405,6 +411,9 @@ impl Outgoing {
     /// Replaces a connection that has broken.
     fn broke(&self, sending: &mut Sending, shared: &Shared, why: &str) {
         tracing::info!(peer = %self.peer, why, "a connection is made anew");
+        if let Line::Up(socket) = &sending.line {
+            sending.alive_at = heard_at(socket, shared.options.timeout);
+        }
         // Behind its last byte the peer finds the end of the old one.
         self.dial(sending, shared, (0, true));
         shared.look_soon();
@@ -515,6 +524,14 @@ enum Greeted {
     /// The next address, for this reason; `true` if no process listens at this one.
     Next(String, bool),
     Refused(String),
+}
+
+/// Returns when the peer's kernel was last heard of, but at most half the time ago after which the
+/// peer counts as gone: another connection is tried for the other half.
+pub(super) fn heard_at(socket: &impl AsFd, timeout: Duration) -> Instant {
+    let silent = socket::since_answer(socket).unwrap_or_default().min(timeout / 2);
+    let now = Instant::now();
+    now.checked_sub(silent).unwrap_or(now)
 }
 
 fn words_of(fault: Fault) -> String {
