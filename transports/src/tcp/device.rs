@@ -7,31 +7,30 @@ use super::address::Address;
 use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
 use super::incoming::{Fault, Incoming, Read, Receiving};
-use super::link::{Outgoing, TcpLink, heard_at};
+use super::link::TcpLink;
+use super::outgoing::{Outgoing, heard_at};
+use super::shared::Shared;
 use super::strangers::{Guest, Strangers};
-use super::windows::Windows;
 use super::{NAME, Options, socket, wire};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
-    Reach, SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, PeerId, Polled, Reach,
+    SubmitError, Unavailable,
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
-use crate::net::greeting::{Carrier as _, Greeting};
-use crate::net::interfaces::{self, Interface};
+use crate::net::greeting::Carrier as _;
+use crate::net::interfaces::{self};
 use crate::net::key::DeviceKey;
-use crate::net::proof::Role;
 use crate::shm::handshake::Place;
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
 use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
-use std::collections::{BTreeSet, VecDeque};
 use std::net::TcpListener;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -59,146 +58,11 @@ const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
-/// State that links and the device share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    identity: Identity,
-    address: Address,
-    own: Vec<Interface>,
-    pub(super) options: Options,
-    pub(super) packets: Arc<dyn PacketSource>,
-    pub(super) windows: Arc<Windows>,
-    epoll: OwnedFd,
-    sleepers: Sleepers,
-    outgoing: Mutex<Vec<Option<Arc<Outgoing>>>>,
-    /// Something is there for the next poll: one of the three below, or connections to look at.
-    news: AtomicBool,
-    /// Links with unsent bytes.
-    left: Mutex<Vec<u32>>,
-    pub(super) flusher: Flusher,
-    /// Links on which an acknowledgement is waited for.
-    expected: Mutex<Vec<u32>>,
-    events: Mutex<VecDeque<Event>>,
-    deaths: Mutex<Vec<(PeerId, DownCause)>>,
-    looks_soon: AtomicBool,
-    is_short: AtomicBool,
-    closed: AtomicBool,
-}
-
-impl Shared {
-    pub(super) fn watch(
-        &self,
-        fd: BorrowedFd<'_>,
-        name: u64,
-        changes: EventFlags,
-    ) -> Result<(), Errno> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
-    }
-
-    pub(super) fn watch_again(
-        &self,
-        fd: BorrowedFd<'_>,
-        name: u64,
-        changes: EventFlags,
-    ) -> Result<(), Errno> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(name), changes)
-    }
-
-    /// Returns the greeting with which this device proves itself.
-    ///
-    /// # Errors
-    /// The kernel has no random bytes.
-    pub(super) fn greeting(&self, role: Role) -> Result<Greeting, Errno> {
-        wire::greeting(role, &self.identity, self.address.key, self.address.port)
-    }
-
-    pub(super) fn ranks(&self) -> u32 {
-        self.identity.ranks
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// Has the next poll yield an event.
-    pub(super) fn tell(&self, event: Event) {
-        self.events.lock().push_back(event);
-        self.has_news();
-    }
-
-    /// Has the next poll report a peer's end, behind what the peer sent before.
-    pub(super) fn has_died(&self, peer: PeerId, cause: DownCause) {
-        self.deaths.lock().push((peer, cause));
-        self.has_news();
-    }
-
-    /// Leaves a link's unsent bytes to the next poll, or to a thread if none comes.
-    pub(super) fn leaves(self: &Arc<Self>, link: u32) {
-        self.left.lock().push(link);
-        self.has_news();
-        self.flusher.wake(self);
-    }
-
-    /// Returns `true` if unsent bytes are left.
-    pub(super) fn has_left(&self) -> bool {
-        !self.left.lock().is_empty()
-    }
-
-    /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if
-    /// any were left.
-    pub(super) fn send_left(&self, ticks: u64) -> bool {
-        let mut left = std::mem::take(&mut *self.left.lock());
-        let was_left = !left.is_empty();
-        left.retain(|index| {
-            let Some(link) = self.link(*index) else { return false };
-            let is_recent = link.since_sent() < ticks;
-            if !is_recent {
-                link.send_left(self);
-            }
-            is_recent
-        });
-        self.left.lock().append(&mut left);
-        was_left
-    }
-
-    /// Has the next polls read a link's acknowledgements directly.
-    pub(super) fn expects(&self, link: u32) {
-        self.expected.lock().push(link);
-        self.has_news();
-    }
-
-    /// Has the next poll look at connections that are not up.
-    pub(super) fn look_soon(&self) {
-        self.looks_soon.store(true, Ordering::Release);
-        self.has_news();
-    }
-
-    fn has_news(&self) {
-        self.news.store(true, Ordering::Release);
-        self.sleepers.wake();
-    }
-
-    /// Logs, once for each shortage, that connections wait for a resource.
-    pub(super) fn tell_of_shortage(&self, error: Errno) {
-        if error != Errno::AGAIN && !self.is_short.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                %error,
-                "this process lacks a descriptor or memory for a connection, which waits for it; \
-                on open files `ulimit -n` is the limit"
-            );
-        }
-    }
-
-    fn link(&self, index: u32) -> Option<Arc<Outgoing>> {
-        self.outgoing.lock().get(index as usize)?.clone()
-    }
-}
-
-#[derive(Debug)]
-struct Polling {
+pub(super) struct Polling {
     listener: Option<TcpListener>,
     strangers: Strangers,
-    inbound: Vec<Option<Inbound>>,
+    pub(super) inbound: Vec<Option<Inbound>>,
     /// Sockets that are read directly, by name, with the ticks at which something last came.
     hot: Vec<(u64, u64)>,
     scratch: Box<[u8]>,
@@ -218,7 +82,7 @@ struct Polling {
 /// Sockets of a device.
 #[derive(Debug)]
 pub(super) struct TcpDevice {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     polling: BiasedLock<Polling>,
     timer: OwnedFd,
     /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
@@ -371,7 +235,7 @@ impl TcpDevice {
     }
 
     /// Takes in what has come on a link that leads here.
-    fn receive(&self, polling: &mut Polling, index: u32, batch: &mut Batch) -> bool {
+    pub(super) fn receive(&self, polling: &mut Polling, index: u32, batch: &mut Batch) -> bool {
         let Polling { inbound, scratch, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
@@ -559,62 +423,6 @@ impl TcpDevice {
             self.lose(polling, index_of);
         }
     }
-
-    /// Reports peers that have gone, behind what they sent before.
-    #[cold]
-    fn report(&self, polling: &mut Polling, batch: &mut Batch) {
-        let mut deaths = std::mem::take(&mut *self.shared.deaths.lock());
-        // Several links may have told of the same end.
-        let mut peers = BTreeSet::new();
-        deaths.retain(|(peer, _)| peers.insert(*peer));
-        deaths.retain(|(peer, cause)| !self.is_reported(polling, (*peer, cause), batch));
-        if !deaths.is_empty() {
-            deaths.append(&mut self.shared.deaths.lock());
-            *self.shared.deaths.lock() = deaths;
-            self.shared.news.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn is_reported(
-        &self,
-        polling: &mut Polling,
-        (peer, cause): (PeerId, &DownCause),
-        batch: &mut Batch,
-    ) -> bool {
-        let of_peer = |entry: &Option<Inbound>| {
-            entry.as_ref().is_some_and(|entry| entry.incoming.peer == peer)
-        };
-        while let Some(index) = polling.inbound.iter().position(of_peer) {
-            let index = u32::try_from(index).unwrap_or(u32::MAX);
-            let came = self.receive(polling, index, batch);
-            let longest = self.shared.packets.packet_size();
-            let left = polling.inbound.get(index as usize).and_then(Option::as_ref);
-            if batch.is_full() || left.is_some_and(|entry| entry.incoming.has_whole(longest)) {
-                return false;
-            }
-            if !came {
-                polling.leave(index);
-            }
-        }
-        if batch.is_full() {
-            return false;
-        }
-        let links = self.shared.outgoing.lock().clone();
-        for link in links.iter().flatten().filter(|link| link.peer == peer) {
-            link.fail(&self.shared, cause.clone());
-        }
-        // Failing a link has reported the peer once more.
-        self.shared.deaths.lock().retain(|(other, _)| *other != peer);
-        let mut events = self.shared.events.lock();
-        while !batch.is_full()
-            && let Some(event) = events.pop_front()
-        {
-            batch.push(event);
-        }
-        events.push_back(Event::PeerDown { peer, cause: cause.clone() });
-        self.shared.news.store(true, Ordering::Relaxed);
-        true
-    }
 }
 
 impl Polling {
@@ -629,7 +437,7 @@ impl Polling {
     }
 
     /// Forgets a link that leads here.
-    fn leave(&mut self, index: u32) {
+    pub(super) fn leave(&mut self, index: u32) {
         if let Some(entry) = self.inbound.get_mut(index as usize) {
             *entry = None;
         }

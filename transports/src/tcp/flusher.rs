@@ -3,7 +3,7 @@
 //! A device that gathers messages starts it with the first message that it leaves. It sleeps while
 //! nothing is left, and ends with the device.
 
-use super::device::Shared;
+use super::shared::Shared;
 use crate::clock::TICKS_PER_MICROSECOND;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

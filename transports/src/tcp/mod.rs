@@ -3,7 +3,10 @@
 //! | module | one idea |
 //! |---|---|
 //! | `device` | the sockets of a device, and when a poll reads which of them |
-//! | `link` | the sending end of a link: dials, gathers messages, sends again after a cut |
+//! | `link` | a link, as the runtime has it: messages are gathered |
+//! | `outgoing` | the sending end of a link: dials, greets, sends again after a cut |
+//! | `shared` | state that links and the device share |
+//! | `ends` | ends of peers, reported behind what they sent before |
 //! | `flusher` | the thread that sends what was left for a poll that does not come |
 //! | `outflow` | the bytes that a link owes its peer, until they are acknowledged |
 //! | `inbound` | links that lead here: acknowledgements, and senders that may be dead |
@@ -35,13 +38,16 @@
 
 pub mod address;
 mod device;
+mod ends;
 mod flusher;
 pub mod frame;
 mod inbound;
 mod incoming;
 mod link;
 mod outflow;
+mod outgoing;
 mod settings;
+mod shared;
 mod socket;
 mod strangers;
 #[cfg(test)]

@@ -1,0 +1,155 @@
+//! State that links and the device share.
+
+use super::address::Address;
+use super::flusher::Flusher;
+use super::outgoing::Outgoing;
+use super::windows::Windows;
+use super::{Options, wire};
+use crate::contract::{DownCause, Event, Identity, PeerId};
+use crate::mem::PacketSource;
+use crate::net::greeting::Greeting;
+use crate::net::interfaces::Interface;
+use crate::net::proof::Role;
+use crate::sync::Sleepers;
+use parking_lot::Mutex;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// State that links and the device share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) identity: Identity,
+    pub(super) address: Address,
+    pub(super) own: Vec<Interface>,
+    pub(super) options: Options,
+    pub(super) packets: Arc<dyn PacketSource>,
+    pub(super) windows: Arc<Windows>,
+    pub(super) epoll: OwnedFd,
+    pub(super) sleepers: Sleepers,
+    pub(super) outgoing: Mutex<Vec<Option<Arc<Outgoing>>>>,
+    /// Something is there for the next poll: one of the three below, or connections to look at.
+    pub(super) news: AtomicBool,
+    /// Links with unsent bytes.
+    pub(super) left: Mutex<Vec<u32>>,
+    pub(super) flusher: Flusher,
+    /// Links on which an acknowledgement is waited for.
+    pub(super) expected: Mutex<Vec<u32>>,
+    pub(super) events: Mutex<VecDeque<Event>>,
+    pub(super) deaths: Mutex<Vec<(PeerId, DownCause)>>,
+    pub(super) looks_soon: AtomicBool,
+    pub(super) is_short: AtomicBool,
+    pub(super) closed: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn watch(
+        &self,
+        fd: BorrowedFd<'_>,
+        name: u64,
+        changes: EventFlags,
+    ) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
+    }
+
+    pub(super) fn watch_again(
+        &self,
+        fd: BorrowedFd<'_>,
+        name: u64,
+        changes: EventFlags,
+    ) -> Result<(), Errno> {
+        epoll::modify(&self.epoll, fd, EventData::new_u64(name), changes)
+    }
+
+    /// Returns the greeting with which this device proves itself.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub(super) fn greeting(&self, role: Role) -> Result<Greeting, Errno> {
+        wire::greeting(role, &self.identity, self.address.key, self.address.port)
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.identity.ranks
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Has the next poll yield an event.
+    pub(super) fn tell(&self, event: Event) {
+        self.events.lock().push_back(event);
+        self.has_news();
+    }
+
+    /// Has the next poll report a peer's end, behind what the peer sent before.
+    pub(super) fn has_died(&self, peer: PeerId, cause: DownCause) {
+        self.deaths.lock().push((peer, cause));
+        self.has_news();
+    }
+
+    /// Leaves a link's unsent bytes to the next poll, or to a thread if none comes.
+    pub(super) fn leaves(self: &Arc<Self>, link: u32) {
+        self.left.lock().push(link);
+        self.has_news();
+        self.flusher.wake(self);
+    }
+
+    /// Returns `true` if unsent bytes are left.
+    pub(super) fn has_left(&self) -> bool {
+        !self.left.lock().is_empty()
+    }
+
+    /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if
+    /// any were left.
+    pub(super) fn send_left(&self, ticks: u64) -> bool {
+        let mut left = std::mem::take(&mut *self.left.lock());
+        let was_left = !left.is_empty();
+        left.retain(|index| {
+            let Some(link) = self.link(*index) else { return false };
+            let is_recent = link.since_sent() < ticks;
+            if !is_recent {
+                link.send_left(self);
+            }
+            is_recent
+        });
+        self.left.lock().append(&mut left);
+        was_left
+    }
+
+    /// Has the next polls read a link's acknowledgements directly.
+    pub(super) fn expects(&self, link: u32) {
+        self.expected.lock().push(link);
+        self.has_news();
+    }
+
+    /// Has the next poll look at connections that are not up.
+    pub(super) fn look_soon(&self) {
+        self.looks_soon.store(true, Ordering::Release);
+        self.has_news();
+    }
+
+    pub(super) fn has_news(&self) {
+        self.news.store(true, Ordering::Release);
+        self.sleepers.wake();
+    }
+
+    /// Logs, once for each shortage, that connections wait for a resource.
+    pub(super) fn tell_of_shortage(&self, error: Errno) {
+        if error != Errno::AGAIN && !self.is_short.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                %error,
+                "this process lacks a descriptor or memory for a connection, which waits for it; \
+                on open files `ulimit -n` is the limit"
+            );
+        }
+    }
+
+    pub(super) fn link(&self, index: u32) -> Option<Arc<Outgoing>> {
+        self.outgoing.lock().get(index as usize)?.clone()
+    }
+}
