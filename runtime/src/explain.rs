@@ -144,6 +144,10 @@ impl Runtime {
                     on in chunks of so many{over}"
                 )
             }
+            Some(linked) if linked.caps.windows => {
+                let least = WRITTEN >> 10;
+                format!("offered beyond, from {least} KiB on written to where it is received")
+            }
             Some(linked) => match linked.why_parts() {
                 None => "offered and copied by the kernel beyond".into(),
                 Some(why) => format!(

@@ -306,6 +306,10 @@ impl<'a> Run<'a> {
         self.take_room();
         let mut operation = self.operation();
         let mut outcome = self.call(&mut *operation);
+        // A thread that sends what was gathered may hold the link at this moment.
+        while matches!(outcome, Ok(Outcome::Retry(RetryReason::Lock))) {
+            outcome = self.call(&mut *operation);
+        }
         case.check(&outcome);
         let mut status = None;
         loop {
@@ -396,7 +400,8 @@ impl<'a> Run<'a> {
             Room::Enough => {}
             Room::NoSlot => {
                 let mut filler = ranks[0].post_am(Rank(1), b"filler", self.bench.filler);
-                while filler.again().try_submit().unwrap().is_done() {}
+                let mut posts = || filler.again().try_submit().unwrap();
+                while !matches!(posts(), Outcome::Retry(RetryReason::Full)) {}
             }
             Room::NoOffer => {
                 for _ in 0..self.offers() {

@@ -265,7 +265,7 @@ fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
     let ranks = J::pair_with(
         J::settings()
             .setting("shm_slots", 8)
-            .setting("tcp_window", 512)
+            .setting("tcp_window", 2048)
             .setting("shm_chunks", 1)
             .backlog(2)
             .packets_max(16),

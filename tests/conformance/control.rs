@@ -329,7 +329,7 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
         .unexpected(budget)
         .packets_max(16)
         .setting("shm_slots", 8)
-        .setting("tcp_window", 512)
+        .setting("tcp_window", 2048)
         .setting("shm_chunks", 1)
         .setting("verbs_depth", 16);
     let ranks = J::pair_with(settings);
@@ -423,7 +423,7 @@ fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
             .unexpected(4 << 10)
             .packets_max(16)
             .setting("shm_slots", 8)
-            .setting("tcp_window", 512)
+            .setting("tcp_window", 2048)
             .setting("shm_chunks", 1)
             .backlog(2),
     );

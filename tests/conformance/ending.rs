@@ -44,7 +44,7 @@ fn assert_down(status: Status, from: Rank) {
 
 fn a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error<J: Job>() {
     let [zero, one] =
-        J::pair_with(J::settings().setting("shm_slots", 8).setting("tcp_window", 512));
+        J::pair_with(J::settings().setting("shm_slots", 8).setting("tcp_window", 2048));
     let sink = Arc::new(Sink::keeping());
     let region = Guarded::new(100, 5);
     let mut context = 0;
@@ -268,7 +268,7 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
 
 fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
     let [zero, one] =
-        J::pair_with(J::settings().setting("shm_slots", 8).setting("tcp_window", 512));
+        J::pair_with(J::settings().setting("shm_slots", 8).setting("tcp_window", 2048));
     let sink = Sink::keeping();
     while !zero.post_send(Rank(1), b"12345678", Tag(1)).try_submit().unwrap().is_retry() {}
     for at in 0..20 {

@@ -109,7 +109,7 @@ fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {
     let ranks = J::pair_with(
         J::settings()
             .setting("shm_slots", 8)
-            .setting("tcp_window", 512)
+            .setting("tcp_window", 2048)
             .setting("shm_chunks", 1)
             .packets_max(16)
             .backlog(4096),

@@ -25,7 +25,7 @@ over_each_transport!(
 fn tiny<J: Job>() -> SettingsBuilder {
     J::settings()
         .setting("shm_slots", 8)
-        .setting("tcp_window", 512)
+        .setting("tcp_window", 2048)
         .setting("shm_chunks", 1)
         .packets_max(16)
         .backlog(4)

@@ -33,7 +33,7 @@ const REPLIES: RemoteComp = RemoteComp::named("replies");
 fn tiny<J: Job>() -> SettingsBuilder {
     J::settings()
         .setting("shm_slots", 8)
-        .setting("tcp_window", 512)
+        .setting("tcp_window", 2048)
         .setting("shm_chunks", 8)
         .backlog(BACKLOG)
         .poll_batch(BATCH)

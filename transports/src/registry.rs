@@ -60,8 +60,8 @@ pub fn all(
         Box::new(Loopback::new(packet_size)),
         Box::new(Shm::with(settings.shm(), packet_size)),
         Box::new(Rdma::new(options.clone())),
-        Box::new(simulated(options)),
         Box::new(Tcp::new(tcp::Options::of(settings.tcp(), packet_size))),
+        Box::new(simulated(options)),
     ]
 }
 

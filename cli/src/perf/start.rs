@@ -10,7 +10,7 @@ use super::session::Session;
 use super::{osu, plot, record};
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, bar, complain, is_closed_pipe, own_ranks};
-use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
+use carrack::settings::{Origin, Settings, TransportChoice};
 use carrack::{Rank, Runtime};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ fn tell(error: &PerfError) -> ExitCode {
 }
 
 fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
-    let settings = settings(options)?;
+    let settings = settings(options, Settings::from_env()?)?;
     let plan = Plan::new(options);
     plan.suits_memory()?;
     plan.has_room()?;
@@ -78,18 +78,18 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The settings, with the transport of the command line: shared memory when neither it nor the
-/// environment names one.
-fn settings(options: &PerfOptions) -> Result<Settings, SettingsError> {
-    let settings = Settings::from_env()?;
+/// The settings, with the transport of the command line. When neither it nor the environment names
+/// one, ranks of a launcher choose among all, and others take shared memory.
+fn settings(options: &PerfOptions, settings: Settings) -> Result<Settings, PerfError> {
     let is_default = settings
         .describe()
         .iter()
         .any(|line| line.variable == TRANSPORT && line.origin == Origin::Default);
-    match options.transport.or(is_default.then_some(TransportChoice::Shm)) {
-        Some(transport) => Settings::builder().transports([transport]).build(),
-        None => Ok(settings),
-    }
+    let usual = (is_default && !is_rank(&settings)?).then_some(TransportChoice::Shm);
+    Ok(match options.transport.or(usual) {
+        Some(transport) => Settings::builder().transports([transport]).build()?,
+        None => settings,
+    })
 }
 
 /// Each rank on a thread of this process.

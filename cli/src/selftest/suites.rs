@@ -70,6 +70,7 @@ const SUITES: &[Suite] = &[
     suite("host", "processes", On::Nothing, true, 10),
     suite("host", "signals", On::Nothing, true, 5),
     suite("alone", "quiet_path", On::Nothing, true, 5),
+    suite("host", "cuts", On::Nothing, false, 5),
     suite("host", "hostile", On::Nothing, false, 10),
     suite("host", "played", On::Nothing, false, 10),
     suite("verbs", "verbs_faults", On::Nothing, false, 20),

@@ -370,7 +370,7 @@ fn info_has_the_same_as_json() {
     );
     let transports: Vec<_> =
         info["transports"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
-    assert_eq!(transports, ["loopback", "shm", "verbs", "verbs-simulated"]);
+    assert_eq!(transports, ["loopback", "shm", "verbs", "tcp", "verbs-simulated"]);
     let settings = info["settings"].as_array().unwrap();
     let packet =
         settings.iter().find(|setting| setting["variable"] == "CARRACK_PACKET_SIZE").unwrap();

@@ -5,7 +5,7 @@ use crate::support::ranks::{Ranks, Role, listing, lone_rank};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
-use carrack::settings::{AutoChoice, GpuChoice, Settings};
+use carrack::settings::{AutoChoice, GpuChoice, Settings, TransportChoice};
 use carrack::transports::sync::barrier::Barrier;
 use carrack::transports::sync::{BiasedLock, Queue, Sleepers, attention};
 use carrack::{PostError, Rank, Runtime, StartError, Synchronizer, Tag};
@@ -237,7 +237,8 @@ pub(crate) fn no_memory(role: &Role) {
         error.to_string().contains("shm") && error.to_string().contains("no shared memory"),
         "{error}"
     );
-    let runtime = start(Settings::builder().gpu(GpuChoice::None)).unwrap();
+    let within = [TransportChoice::Loopback, TransportChoice::Shm];
+    let runtime = start(Settings::builder().transports(within).gpu(GpuChoice::None)).unwrap();
     role.says("here");
     role.told("here", 1 - role.rank);
     assert!(runtime.post_send(Rank(role.rank), b"me", Tag(1)).try_submit().unwrap().is_done());

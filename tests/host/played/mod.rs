@@ -199,13 +199,14 @@ impl Transport for Played {
     }
 
     fn open(&self, _: &DeviceInfo, _: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+        let exposes = self.0.exposing.lock().unwrap().is_some();
         let caps = Caps {
             am_inline: SmallBytes::MAX,
             am_copied: LONGEST,
             am_owned: LONGEST,
             am_from_device: true,
-            remote_memory: self.0.exposing.lock().unwrap().is_some(),
-            windows: self.0.exposing.lock().unwrap().is_some(),
+            remote_memory: exposes,
+            windows: exposes,
             chunk: 4 << 20,
             locality: Locality::Network,
         };

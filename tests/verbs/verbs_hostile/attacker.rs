@@ -6,8 +6,9 @@ use crate::support::LIMIT;
 use crate::verbs_faults::ground::{Ground, Heard, PACKET, fabric_of, nic};
 use carrack::transports::contract::{DownCause, Identity, PeerId};
 use carrack::transports::net::greeting::{Failure, Progress};
+use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
-use carrack::transports::verbs::address::{Address, DeviceKey};
+use carrack::transports::verbs::address::Address;
 use carrack::transports::verbs::channel::{Channel, Received};
 use carrack::transports::verbs::port::choose_gid;
 use carrack::transports::verbs::sys::bindings::{

@@ -7,7 +7,7 @@ use super::address::Address;
 use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
 use super::incoming::{Fault, Incoming, Read, Receiving};
-use super::link::{Outgoing, TcpLink};
+use super::link::{Outgoing, TcpLink, heard_at};
 use super::strangers::{Guest, Strangers};
 use super::windows::Windows;
 use super::{NAME, Options, socket, wire};
@@ -144,13 +144,21 @@ impl Shared {
         !self.left.lock().is_empty()
     }
 
-    /// Sends the unsent bytes that were left. Returns `true` if there were any.
-    pub(super) fn send_left(&self) -> bool {
-        let left = std::mem::take(&mut *self.left.lock());
-        for link in left.iter().filter_map(|index| self.link(*index)) {
-            link.send_left(self);
-        }
-        !left.is_empty()
+    /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if
+    /// any were left.
+    pub(super) fn send_left(&self, ticks: u64) -> bool {
+        let mut left = std::mem::take(&mut *self.left.lock());
+        let was_left = !left.is_empty();
+        left.retain(|index| {
+            let Some(link) = self.link(*index) else { return false };
+            let is_recent = link.since_sent() < ticks;
+            if !is_recent {
+                link.send_left(self);
+            }
+            is_recent
+        });
+        self.left.lock().append(&mut left);
+        was_left
     }
 
     /// Has the next polls read a link's acknowledgements directly.
@@ -296,7 +304,7 @@ impl TcpDevice {
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
             self.tick(polling);
         }
-        self.shared.send_left();
+        self.shared.send_left(0);
         let expected = std::mem::take(&mut *self.shared.expected.lock());
         for index in expected {
             polling.warm(OUTGOING | u64::from(index));
@@ -401,8 +409,10 @@ impl TcpDevice {
     /// A connection has ended without the end of its link: the sender makes another, or is dead.
     fn lose(&self, polling: &mut Polling, index: u32) {
         if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
-            entry.socket = None;
-            entry.lost = Some(Lost::now());
+            let timeout = self.shared.options.timeout;
+            let heard = entry.socket.take().map(|socket| heard_at(&socket, timeout));
+            let silent = heard.map(|at| at.elapsed()).unwrap_or_default();
+            entry.lost = Some(Lost::after(silent));
             self.shared.look_soon();
         }
     }

@@ -4,6 +4,7 @@
 //! nothing is left, and ends with the device.
 
 use super::device::Shared;
+use crate::clock::TICKS_PER_MICROSECOND;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,6 +13,9 @@ use std::time::Duration;
 
 /// Time that a message may be left. A device that is polled sends it far sooner.
 const PATIENCE: Duration = Duration::from_millis(1);
+
+/// The same in ticks.
+const OLD: u64 = 1000 * TICKS_PER_MICROSECOND;
 
 /// Looks that find nothing left before the thread goes to sleep.
 const LOOKS: u32 = 20;
@@ -70,7 +74,8 @@ fn serve(shared: &Weak<Shared>) {
     loop {
         sleep(PATIENCE);
         let Some(shared) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
-        looks = if shared.send_left() { 0 } else { looks + 1 };
+        // A link that sends by itself needs no help, and its lock is left alone.
+        looks = if shared.send_left(OLD) { 0 } else { looks + 1 };
         if looks < LOOKS {
             continue;
         }

@@ -57,9 +57,9 @@ impl Inbound {
 }
 
 impl Lost {
-    /// Notes that a connection was lost at this moment.
-    pub(super) fn now() -> Self {
-        Self { silent: Duration::ZERO, asked_at: Instant::now(), probe: None }
+    /// Notes that a connection was lost whose other side had been silent for as long.
+    pub(super) fn after(silent: Duration) -> Self {
+        Self { silent, asked_at: Instant::now(), probe: None }
     }
 
     /// Asks whether the sender's process is there. Returns the reason why it counts as gone.
@@ -101,7 +101,7 @@ mod tests {
     fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (home, timeout) = (listener.local_addr().unwrap(), Duration::from_millis(200));
-        let mut lost = Lost::now();
+        let mut lost = Lost::after(Duration::ZERO);
         std::thread::sleep(2 * timeout);
         for _ in 0..5 {
             assert_eq!(lost.ask(home, timeout), None);

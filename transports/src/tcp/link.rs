@@ -32,7 +32,7 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Unsent bytes that are sent without waiting for more.
@@ -63,6 +63,8 @@ pub(super) struct Outgoing {
     candidates: Vec<SocketAddr>,
     is_up: AtomicBool,
     is_over: AtomicBool,
+    /// Ticks of the last call that has sent something.
+    sent_at: AtomicU64,
     sending: Mutex<Sending>,
 }
 
@@ -74,8 +76,6 @@ struct Sending {
     is_listed: bool,
     /// Set while the descriptor is watched for room.
     waits_for_room: bool,
-    /// Ticks of the last call that has sent something.
-    sent_at: u64,
     /// When the peer's kernel was last known to be there.
     alive_at: Instant,
     /// Bytes of an acknowledgement that is not whole.
@@ -119,7 +119,6 @@ impl Outgoing {
             line: Line::Pause(Instant::now()),
             is_listed: false,
             waits_for_room: false,
-            sent_at: 0,
             alive_at: Instant::now(),
             ack: Vec::new(),
             is_dropped: false,
@@ -132,6 +131,7 @@ impl Outgoing {
             candidates,
             is_up: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            sent_at: AtomicU64::new(0),
             sending: Mutex::new(sending),
         }
     }
@@ -170,6 +170,10 @@ impl Outgoing {
                     Greeted::Up(received) => self.up(&mut sending, shared, received),
                     Greeted::Next(why, refused) => {
                         let next = (dialling.candidate + 1, dialling.refused && refused);
+                        let timeout = shared.options.timeout;
+                        let heard = dialling.is_connected.then_some(&dialling.channel);
+                        let heard = heard.map(|channel| heard_at(channel, timeout));
+                        sending.alive_at = heard.unwrap_or(sending.alive_at);
                         if next.0 < self.candidates.len() {
                             self.dial(&mut sending, shared, next);
                         } else {
@@ -199,6 +203,12 @@ impl Outgoing {
         sending.flow.unacked() != acked
     }
 
+    /// Ticks since the last call that has sent something.
+    #[inline]
+    pub(super) fn since_sent(&self) -> u64 {
+        ticks().wrapping_sub(self.sent_at.load(Ordering::Relaxed))
+    }
+
     /// Sends what was left for the next poll.
     pub(super) fn send_left(&self, shared: &Shared) {
         let mut sending = self.sending.lock();
@@ -212,15 +222,9 @@ impl Outgoing {
         let mut sending = self.sending.lock();
         match &sending.line {
             Line::Over(_) => false,
-            Line::Up(socket) if socket::in_flight(socket) == 0 => {
-                sending.alive_at = Instant::now();
-                false
-            }
+            Line::Up(socket) if socket::in_flight(socket) == 0 => false,
             Line::Up(socket) => {
-                let silent = socket::since_answer(socket).unwrap_or_default();
-                if silent > STALLED {
-                    let alive_at = Instant::now().checked_sub(silent);
-                    sending.alive_at = alive_at.unwrap_or(sending.alive_at);
+                if socket::stalled(socket).is_some_and(|silent| silent > STALLED) {
                     self.broke(&mut sending, shared, "its machine acknowledges nothing");
                 }
                 true
@@ -279,7 +283,7 @@ impl Outgoing {
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
             shared.watch(channel.as_fd(), OUTGOING | u64::from(self.index), changes)?;
             let greeting = shared.greeting(Role::Dialer)?;
-            let until = Instant::now() + CONNECT;
+            let until = Instant::now() + self.patience(sending, shared.options.timeout);
             let greeting = Some(Box::new(greeting));
             Ok(Dialling { channel, candidate, refused, is_connected: false, until, greeting })
         };
@@ -297,6 +301,14 @@ impl Outgoing {
             }
             Err(error) => self.pause(sending, shared, &format!("{to}: {error}"), false),
         }
+    }
+
+    /// Returns the time limit of a connect: all addresses have their turn before the peer counts as
+    /// gone.
+    fn patience(&self, sending: &Sending, timeout: Duration) -> Duration {
+        let addresses = u32::try_from(self.candidates.len()).unwrap_or(u32::MAX).max(1);
+        let left = timeout.saturating_sub(sending.alive_at.elapsed());
+        (timeout / 2 / addresses).min(CONNECT).min(left).max(PAUSE)
     }
 
     /// Waits before all addresses are dialled again, or gives up.
@@ -399,6 +411,9 @@ impl Outgoing {
     /// Replaces a connection that has broken.
     fn broke(&self, sending: &mut Sending, shared: &Shared, why: &str) {
         tracing::info!(peer = %self.peer, why, "a connection is made anew");
+        if let Line::Up(socket) = &sending.line {
+            sending.alive_at = heard_at(socket, shared.options.timeout);
+        }
         // Behind its last byte the peer finds the end of the old one.
         self.dial(sending, shared, (0, true));
         shared.look_soon();
@@ -464,7 +479,7 @@ impl Outgoing {
                 }
             }
         }
-        sending.sent_at = ticks();
+        self.sent_at.store(ticks(), Ordering::Relaxed);
         let is_full = sending.flow.unsent() > 0;
         match outcome {
             Err(error) if !crate::net::is_shortage(error) => {
@@ -509,6 +524,14 @@ enum Greeted {
     /// The next address, for this reason; `true` if no process listens at this one.
     Next(String, bool),
     Refused(String),
+}
+
+/// Returns when the peer's kernel was last heard of, but at most half the time ago after which the
+/// peer counts as gone: another connection is tried for the other half.
+pub(super) fn heard_at(socket: &impl AsFd, timeout: Duration) -> Instant {
+    let silent = socket::since_answer(socket).unwrap_or_default().min(timeout / 2);
+    let now = Instant::now();
+    now.checked_sub(silent).unwrap_or(now)
 }
 
 fn words_of(fault: Fault) -> String {
@@ -636,7 +659,7 @@ impl TcpLink {
     #[inline]
     fn send(&self, mut sending: MutexGuard<'_, Sending>, more: bool) {
         let unsent = sending.flow.unsent();
-        let waits = more || ticks().wrapping_sub(sending.sent_at) < CLOSE;
+        let waits = more || self.outgoing.since_sent() < CLOSE;
         if unsent >= FULL || !waits {
             self.outgoing.flush(&mut sending, &self.shared);
         } else if !sending.is_listed {

@@ -82,11 +82,12 @@ pub struct Options {
 impl Options {
     /// Returns the options of these settings. `packet_size`: bytes.
     pub fn of(settings: &TcpSettings, packet_size: usize) -> Self {
+        let named = |text: &str| if text == "auto" { String::new() } else { text.into() };
         Self {
             packet_size,
-            interface: settings.tcp_interface().into(),
-            ports: settings.ports().into(),
-            congestion: settings.tcp_congestion().into(),
+            interface: named(settings.tcp_interface()),
+            ports: named(settings.ports()),
+            congestion: named(settings.tcp_congestion()),
             window: settings.tcp_window(),
             timeout: Duration::from_secs(settings.peer_timeout() as u64),
         }

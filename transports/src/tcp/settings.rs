@@ -5,18 +5,18 @@ use crate::settings::form::{Bytes, Count, Text};
 crate::declare_settings! {
     /// Settings of the TCP transport.
     pub struct TcpSettings {
-        /// Network interfaces whose addresses peers dial, separated by commas; empty: all that are
+        /// Network interfaces whose addresses peers dial, separated by commas; auto: all that are
         /// up.
         tcp_interface: String, seen as &str,
-            "CARRACK_TCP_INTERFACE", Text::such_as("eth0 or ib0,eth0"), String::new();
+            "CARRACK_TCP_INTERFACE", Text::such_as("eth0 or ib0,eth0"), "auto".into();
 
-        /// Ports of which each device takes one, for firewalls; empty: the kernel's choice.
+        /// Ports of which each device takes one, for firewalls; auto: the kernel's choice.
         ports: String, seen as &str,
-            "CARRACK_PORTS", Text::such_as("40000-40999"), String::new();
+            "CARRACK_PORTS", Text::such_as("40000-40999"), "auto".into();
 
-        /// Congestion control of TCP, as the kernel names it; empty: the kernel's default.
+        /// Congestion control of TCP, as the kernel names it; auto: the kernel's default.
         tcp_congestion: String, seen as &str,
-            "CARRACK_TCP_CONGESTION", Text::such_as("cubic"), String::new();
+            "CARRACK_TCP_CONGESTION", Text::such_as("cubic"), "auto".into();
 
         /// Bytes of short messages to a peer that it has not acknowledged yet, at most.
         tcp_window: usize,

@@ -127,16 +127,20 @@ fn range(ports: &str) -> Option<std::ops::RangeInclusive<u16>> {
 }
 
 /// Has the kernel ask a silent peer's kernel whether it is there, so that the connection ends
-/// after `limit` without an answer.
+/// after `limit` without an answer, or three seconds where that is more.
 ///
 /// # Errors
 /// The kernel's.
 pub(super) fn keep_alive(socket: &TcpStream, limit: Duration) -> Result<(), Errno> {
-    let second = Duration::from_secs(1);
+    // The kernel counts whole seconds.
+    let limit = limit.as_secs();
+    let (silence, pause) = ((limit / 2).max(1), (limit / 8).max(1));
+    // One lost question does not end a connection.
+    let questions = (limit.saturating_sub(silence) / pause).clamp(2, 4);
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, (limit / 2).max(second))?;
-    sockopt::set_tcp_keepintvl(socket, (limit / 8).max(second))?;
-    sockopt::set_tcp_keepcnt(socket, 4)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(silence))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(pause))?;
+    sockopt::set_tcp_keepcnt(socket, u32::try_from(questions).unwrap_or(2))?;
     // A peer that merely does not read answers, and is not cut off.
     sockopt::set_tcp_user_timeout(socket, 0)
 }
@@ -149,8 +153,22 @@ pub(super) fn in_flight(socket: &TcpStream) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Returns the time since the peer's kernel last acknowledged something.
-pub(super) fn since_answer(socket: &TcpStream) -> Option<Duration> {
+/// Returns the time since the peer's kernel last sent something, an acknowledgement or bytes.
+/// A connection that has broken knows it too.
+pub(super) fn since_answer(socket: &impl AsFd) -> Option<Duration> {
+    let info = info(socket)?;
+    let silent = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
+    Some(Duration::from_millis(silent.into()))
+}
+
+/// Returns the time since the peer's kernel last answered, if this one has sent bytes again since
+/// and has got no answer to them. `None`: it owes none.
+pub(super) fn stalled(socket: &impl AsFd) -> Option<Duration> {
+    let repeated = info(socket)?.tcpi_retransmits > 0;
+    if repeated { since_answer(socket) } else { None }
+}
+
+fn info(socket: &impl AsFd) -> Option<libc::tcp_info> {
     // SAFETY: all zero is a value of the structure, which has only integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = libc::socklen_t::try_from(size_of_val(&info)).ok()?;
@@ -164,7 +182,7 @@ pub(super) fn since_answer(socket: &TcpStream) -> Option<Duration> {
             &raw mut len,
         )
     };
-    (result == 0).then(|| Duration::from_millis(u64::from(info.tcpi_last_ack_recv)))
+    (result == 0).then_some(info)
 }
 
 #[cfg(test)]
@@ -184,6 +202,21 @@ mod tests {
         ] {
             assert_eq!(range(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_silent_peers_connection_ends_within_the_limit() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        for (millis, most) in [(500, 3), (2500, 3), (4000, 4), (15_000, 15), (60_000, 60)] {
+            keep_alive(&socket, Duration::from_millis(millis)).unwrap();
+            let questions = sockopt::tcp_keepcnt(&socket).unwrap();
+            let pause = sockopt::tcp_keepintvl(&socket).unwrap();
+            let ends = sockopt::tcp_keepidle(&socket).unwrap() + questions * pause;
+            assert!(questions > 1 && ends <= Duration::from_secs(most), "{millis} ms: {ends:?}");
+        }
+        assert!(since_answer(&socket).unwrap() < Duration::from_secs(60));
+        assert_eq!(stalled(&socket), None);
     }
 
     #[test]

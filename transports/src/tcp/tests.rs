@@ -3,17 +3,21 @@
 use super::Options;
 use super::address::Address;
 use super::device::TcpDevice;
-use crate::contract::{Batch, Device, Event, Header, Identity, Link, Op, Payload, PeerId, Submit};
+use crate::contract::{
+    Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
+};
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
+use rustix::net::{AddressFamily, SocketType, ipproto};
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
 const PACKET: usize = 4096;
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn identity(me: u32) -> Identity {
     Identity { me: PeerId(me), ranks: RANKS, secret: [5; 16] }
@@ -36,12 +40,8 @@ impl Side {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
         let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();
         let held = all.into_iter().skip(packets).collect();
-        let options = Options {
-            packet_size: PACKET,
-            window,
-            timeout: Duration::from_secs(5),
-            ..Options::default()
-        };
+        let options =
+            Options { packet_size: PACKET, window, timeout: TIMEOUT, ..Options::default() };
         let device = TcpDevice::open(options, identity(me), Arc::new(pool)).unwrap();
         Self { device, batch: Batch::new(8), _held: held }
     }
@@ -261,4 +261,38 @@ fn a_peer_at_whose_port_another_device_listens_is_gone() {
         there.poll();
         assert!(start.elapsed() < Duration::from_secs(5), "nobody says that the peer is gone");
     }
+}
+
+/// Returns a listener whose kernel answers no more connects, and the connections that fill it.
+fn silent() -> (TcpListener, Vec<TcpStream>) {
+    let family = AddressFamily::INET;
+    let socket = rustix::net::socket(family, SocketType::STREAM, Some(ipproto::TCP)).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let listener = TcpListener::from(socket);
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
+    let short = Duration::from_millis(100);
+    let filling = std::iter::from_fn(|| TcpStream::connect_timeout(&at, short).ok()).collect();
+    (listener, filling)
+}
+
+#[test]
+fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
+    let (listener, _filling) = silent();
+    let mut here = Side::with(0, usize::MAX, 1 << 20);
+    let mut address = Address::decode(&here.device.address()).unwrap();
+    address.port = listener.local_addr().unwrap().port();
+    address.hosts = (1..=8).map(|host| Ipv4Addr::new(127, 0, 0, host).into()).collect();
+    let begin = Instant::now();
+    let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    let mut down = None;
+    while down.is_none() && begin.elapsed() < 10 * TIMEOUT {
+        down = here.poll().into_iter().find_map(|event| match event {
+            Event::PeerDown { peer: PeerId(1), cause } => Some(cause),
+            _ => None,
+        });
+    }
+    let took = begin.elapsed();
+    assert!(matches!(&down, Some(DownCause::Gone(why)) if why.contains("for 5 s")), "{down:?}");
+    assert!(took >= TIMEOUT && took < TIMEOUT * 3 / 2, "{took:?}");
 }

@@ -1,0 +1,20 @@
+//! Heads and addresses of the TCP transport, which a peer sends: each is read or refused, and what
+//! was read is written as it came.
+#![no_main]
+
+use carrack::transports::contract::AddressBlob;
+use carrack::transports::tcp::address::Address;
+use carrack::transports::tcp::frame::{Frame, HEAD};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some(head) = bytes.first_chunk::<HEAD>()
+        && let Ok(frame) = Frame::decode(*head, 8192)
+    {
+        assert_eq!(Frame::decode(frame.encode(), 8192), Ok(frame));
+    }
+    let blob = AddressBlob(bytes.to_vec());
+    if let Some(address) = Address::decode(&blob) {
+        assert_eq!(Address::decode(&address.encode()), Some(address));
+    }
+});
