@@ -1,9 +1,11 @@
 //! The first messages of a connection, before the bytes of its link.
 //!
 //! Both sides prove themselves ([`crate::net::greeting`]). Then the dialer says `HELLO` with the
-//! number of its link, its window and the bytes that it has sent, and the listener `WELCOME` with the bytes of that link that
-//! it has. Behind that the dialer sends frames, and the listener acknowledgements: the number of
-//! bytes that it has, eight bytes each. One is due at a quarter of the window.
+//! number of its link, its window and the bytes that it has sent over earlier connections. The
+//! listener says `WELCOME` with the bytes of that link that it has; it refuses one that has ended.
+//! Behind that the dialer sends frames, and the listener acknowledgements: the number of bytes that
+//! it has, eight bytes each. One is due at a quarter of the window, or sooner where less than a
+//! message would fit.
 
 use crate::contract::Identity;
 use crate::net::greeting::Greeting;
