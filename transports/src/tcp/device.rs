@@ -6,12 +6,12 @@
 use super::address::Address;
 use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
-use super::incoming::{Fault, Incoming, Read, Receiving};
+use super::incoming::{Fault, Read, Receiving};
 use super::link::TcpLink;
 use super::outgoing::{Outgoing, heard_at};
 use super::shared::Shared;
-use super::strangers::{Guest, Strangers};
-use super::{NAME, Options, socket, wire};
+use super::strangers::Strangers;
+use super::{NAME, Options, socket};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, PeerId, Polled, Reach,
@@ -19,7 +19,6 @@ use crate::contract::{
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
-use crate::net::greeting::Carrier as _;
 use crate::net::interfaces::{self};
 use crate::net::key::DeviceKey;
 use crate::shm::handshake::Place;
@@ -35,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const LISTENER: u64 = 0;
+pub(super) const LISTENER: u64 = 0;
 const BELL: u64 = 1;
 const TIMER: u64 = 2;
 const INCOMING: u64 = 1 << 32;
@@ -60,8 +59,8 @@ const TICK: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(super) struct Polling {
-    listener: Option<TcpListener>,
-    strangers: Strangers,
+    pub(super) listener: Option<TcpListener>,
+    pub(super) strangers: Strangers,
     pub(super) inbound: Vec<Option<Inbound>>,
     /// Sockets that are read directly, by name, with the ticks at which something last came.
     hot: Vec<(u64, u64)>,
@@ -75,8 +74,10 @@ pub(super) struct Polling {
     turn: usize,
     /// The last batch was full: some sockets may have found no room in it, and come first.
     is_crowded: bool,
+    /// The listener is not watched, because a resource is short.
+    pub(super) is_deaf: bool,
     /// Connections are not up or stand still, as of the last look.
-    is_troubled: bool,
+    pub(super) is_troubled: bool,
 }
 
 /// Sockets of a device.
@@ -146,6 +147,7 @@ impl TcpDevice {
                 has_backlog: false,
                 turn: 0,
                 is_crowded: false,
+                is_deaf: false,
                 is_troubled: false,
             };
             Ok(Self {
@@ -271,7 +273,7 @@ impl TcpDevice {
     }
 
     /// A connection has ended without the end of its link: the sender makes another, or is dead.
-    fn lose(&self, polling: &mut Polling, index: u32) {
+    pub(super) fn lose(&self, polling: &mut Polling, index: u32) {
         if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
             let timeout = self.shared.options.timeout;
             let heard = entry.socket.take().map(|socket| heard_at(&socket, timeout));
@@ -336,6 +338,12 @@ impl TcpDevice {
     /// Looks after connections that are not up, or stand still.
     fn tick(&self, polling: &mut Polling) {
         polling.ticked_at = Instant::now();
+        if std::mem::take(&mut polling.is_deaf)
+            && let Some(listener) = &polling.listener
+        {
+            let watched = self.shared.watch_again(listener.as_fd(), LISTENER, EventFlags::IN);
+            polling.is_deaf = watched.is_err();
+        }
         // One may have waited for a resource that was short.
         for place in polling.strangers.places() {
             self.hear_stranger(polling, place);
@@ -360,67 +368,6 @@ impl TcpDevice {
                 polling.leave(u32::try_from(index).unwrap_or(u32::MAX));
                 self.shared.has_died(peer, DownCause::Gone(cause));
             }
-        }
-    }
-
-    fn accept(&self, polling: &mut Polling) {
-        loop {
-            let Some(listener) = &polling.listener else { return };
-            let admitted = match listener.accept() {
-                Ok((socket, from)) => polling.strangers.admit(&self.shared, socket, from),
-                Err(error) => match Errno::from_io_error(&error) {
-                    Some(Errno::AGAIN) | None => return,
-                    // The caller itself has gone.
-                    Some(Errno::CONNABORTED | Errno::INTR) => continue,
-                    Some(error) => return self.shared.tell_of_shortage(error),
-                },
-            };
-            match admitted {
-                Ok(place) => self.hear_stranger(polling, place),
-                Err(error) => return self.shared.tell_of_shortage(error),
-            }
-        }
-    }
-
-    fn hear_stranger(&self, polling: &mut Polling, place: u32) {
-        let Some(guest) = polling.strangers.hear(&self.shared, place) else { return };
-        self.shared.is_short.store(false, Ordering::Relaxed);
-        let Guest { mut channel, peer, device, hello, home } = guest;
-        let (link, window) = (hello.link.get(), hello.window.get());
-        let known = polling.inbound.iter().position(|entry| {
-            entry.as_ref().is_some_and(|entry| {
-                let incoming = &entry.incoming;
-                (incoming.peer, incoming.device, incoming.link) == (peer, device, link)
-            })
-        });
-        if known.is_none() && hello.sent.get() > 0 {
-            // It has been read to its end, or its sender counts as gone.
-            let _ = channel.say(&wire::PROTOCOL.refusal("the link has ended"));
-            return;
-        }
-        let index = known
-            .or_else(|| polling.inbound.iter().position(Option::is_none))
-            .unwrap_or(polling.inbound.len());
-        let longest = self.shared.packets.packet_size();
-        let mut incoming = Incoming::new((peer, device, link), window, longest);
-        if let Some(Some(entry)) = polling.inbound.get_mut(index) {
-            // What the older connection still brings comes again on this one.
-            std::mem::swap(&mut incoming, &mut entry.incoming);
-        }
-        let welcome = wire::welcome(incoming.received());
-        let entry = Inbound { incoming, socket: None, home, lost: None };
-        if index == polling.inbound.len() {
-            polling.inbound.push(None);
-        }
-        let welcomed = channel.say(&welcome);
-        let socket = channel.into_stream();
-        let index_of = u32::try_from(index).unwrap_or(u32::MAX);
-        let (name, flags) = (name_of(index_of), EventFlags::IN | EventFlags::RDHUP);
-        let kept = socket::keep_alive(&socket, self.shared.options.timeout / 2);
-        let watched = kept.and(self.shared.watch_again(socket.as_fd(), name, flags));
-        polling.inbound[index] = Some(Inbound { socket: Some(socket), ..entry });
-        if welcomed.is_err() || watched.is_err() {
-            self.lose(polling, index_of);
         }
     }
 }
@@ -458,7 +405,7 @@ fn number(name: u64) -> u32 {
     name as u32
 }
 
-fn name_of(index: u32) -> u64 {
+pub(super) fn name_of(index: u32) -> u64 {
     INCOMING | u64::from(index)
 }
 
@@ -553,10 +500,16 @@ impl Device for TcpDevice {
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
         let needs_time = polling.inbound.iter().flatten().any(|entry| entry.lost.is_some())
             || links.iter().flatten().any(is_moving)
-            || !polling.strangers.is_empty();
+            || !polling.strangers.is_empty()
+            || polling.is_deaf;
+        // Another thread may send meanwhile, and the peer's machine fall silent.
+        let is_used = links.iter().flatten().any(|link| !link.is_over());
         drop(links);
-        let tick = if needs_time { TICK } else { Duration::ZERO };
-        let span = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
+        let span = match (needs_time, is_used) {
+            (true, _) => Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) },
+            (false, true) => Timespec { tv_sec: 1, tv_nsec: 0 },
+            (false, false) => Timespec { tv_sec: 0, tv_nsec: 0 },
+        };
         let spec = Itimerspec { it_interval: span, it_value: span };
         let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
         Armed::Wait(self.shared.epoll.as_fd())

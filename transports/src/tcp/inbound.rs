@@ -13,6 +13,9 @@ const ASK: Duration = Duration::from_secs(3);
 /// Time between two such questions.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Calls that take unread bytes off a connection before it is closed: some megabytes.
+const DRAIN: usize = 4096;
+
 /// A link that leads here, with its connection.
 #[derive(Debug)]
 pub(super) struct Inbound {
@@ -49,8 +52,14 @@ impl Inbound {
     /// Tells the sender that this device is closed.
     pub(super) fn close(&self) {
         let Some(socket) = &self.socket else { return };
-        // Bytes that are not read would break the connection before its end is read.
-        while recv(socket, &mut [0; 4096], RecvFlags::DONTWAIT).is_ok_and(|(_, read)| read > 0) {}
+        // Bytes that are not read would break the connection before its end is read. A sender that
+        // goes on for ever is not waited for.
+        for _ in 0..DRAIN {
+            let read = recv(socket, &mut [0; 4096], RecvFlags::DONTWAIT);
+            if !read.is_ok_and(|(_, read)| read > 0) {
+                break;
+            }
+        }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = send(socket, &CLOSED.to_le_bytes(), flags);
     }

@@ -2,6 +2,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
+//! | `calls` | connections that come in |
 //! | `device` | the sockets of a device, and when a poll reads which of them |
 //! | `link` | a link, as the runtime has it: messages are gathered |
 //! | `outgoing` | the sending end of a link: dials, greets, sends again after a cut |
@@ -37,6 +38,7 @@
 //! is stopped is there, since its kernel answers for it.
 
 pub mod address;
+mod calls;
 mod device;
 mod ends;
 mod flusher;
