@@ -224,8 +224,14 @@ impl Pass<'_> {
         }
         self.device.deaf.listens();
         for lane in &self.device.lanes {
+            if lane.caps.polls_kernel && lane.pace.rests() {
+                continue;
+            }
             let Scratch { batch, met, .. } = &mut *scratch;
             let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
+            if lane.caps.polls_kernel {
+                lane.pace.polled(polled == Polled::Some);
+            }
             if polled == Polled::Some {
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);

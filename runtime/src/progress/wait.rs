@@ -200,7 +200,10 @@ impl Sleep {
                 break;
             }
             match lane.device.arm() {
-                Armed::Ready => ready = true,
+                Armed::Ready => {
+                    ready = true;
+                    lane.pace.rouse();
+                }
                 Armed::Wait(fd) => {
                     armed.push(lane);
                     fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -217,6 +220,7 @@ impl Sleep {
         }
         for lane in armed {
             lane.device.disarm();
+            lane.pace.rouse();
         }
     }
 }

@@ -51,6 +51,7 @@ mod tests {
         am_from_device: true,
         remote_memory: false,
         windows: false,
+        polls_kernel: false,
         chunk: usize::MAX,
         locality: carrack_transports::contract::Locality::Network,
     };

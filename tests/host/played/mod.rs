@@ -207,6 +207,7 @@ impl Transport for Played {
             am_from_device: true,
             remote_memory: exposes,
             windows: exposes,
+            polls_kernel: false,
             chunk: 4 << 20,
             locality: Locality::Network,
         };

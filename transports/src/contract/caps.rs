@@ -23,6 +23,9 @@ pub struct Caps {
     /// that this rank has exposed to it ([`Link::expose`](super::Link::expose)), with the help of
     /// this rank's polls or without. So a large message needs no copy of the transport's.
     pub windows: bool,
+    /// `true` if a poll that finds nothing may take a system call. While nothing comes, the runtime
+    /// polls such a device at intervals.
+    pub polls_kernel: bool,
     /// Bytes of a large message that links write at a time ([`Link::put_chunk`](super::Link)), at
     /// least 1; `usize::MAX` where they write none.
     pub chunk: usize,

@@ -61,6 +61,7 @@ impl CudaIpc {
             am_from_device: false,
             remote_memory: false,
             windows: false,
+            polls_kernel: false,
             chunk: usize::MAX,
             locality: Locality::Node,
         };

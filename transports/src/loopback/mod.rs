@@ -73,6 +73,7 @@ impl Loopback {
             am_from_device: true,
             remote_memory: false,
             windows: false,
+            polls_kernel: false,
             chunk: usize::MAX,
             locality: Locality::Process,
         };

@@ -103,6 +103,7 @@ impl Transport for Shm {
             am_from_device: false,
             remote_memory: false,
             windows: false,
+            polls_kernel: false,
             chunk: usize::MAX,
             locality: Locality::Node,
         };

@@ -157,6 +157,7 @@ impl Transport for Tcp {
             am_from_device: false,
             remote_memory: false,
             windows: true,
+            polls_kernel: true,
             chunk: usize::MAX,
             locality: Locality::Network,
         };

@@ -173,6 +173,7 @@ impl RdmaDomain {
             am_from_device: false,
             remote_memory: true,
             windows: true,
+            polls_kernel: false,
             chunk: options.chunk,
             locality: Locality::Network,
         };
