@@ -1,6 +1,7 @@
 //! Published addresses of devices, and reachability between them.
 
 use crate::contract::{AddressBlob, Cost, Reach};
+use crate::net::interfaces;
 use crate::net::key::DeviceKey;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -52,6 +53,15 @@ impl Host {
     pub fn of(ip: IpAddr) -> Self {
         let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.segments()[0] & 0xffc0 == 0xfe80);
         Self { ip, is_link_local }
+    }
+
+    /// Returns the addresses of this machine, those that are valid beyond their link first.
+    pub fn of_this_machine() -> Vec<Self> {
+        let all = interfaces::all().unwrap_or_default();
+        let others = all.into_iter().filter(|interface| !interface.address.is_loopback());
+        let mut hosts: Vec<_> = others.map(|interface| Self::of(interface.address)).collect();
+        hosts.sort_by_key(|host| (host.is_link_local, host.ip.is_ipv6()));
+        hosts
     }
 
     /// Returns the socket address to dial. `interface` is the number of the caller's own.

@@ -21,7 +21,6 @@ use crate::contract::{
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
-use crate::net::interfaces;
 use crate::net::key::DeviceKey;
 use crate::sync::BiasedLock;
 use crate::upkeep::Upkeep;
@@ -316,11 +315,7 @@ fn hosts(shared: &Shared) -> Vec<Host> {
     if let Some(address) = at(shared) {
         return vec![Host::of(address.ip())];
     }
-    let all = interfaces::all().unwrap_or_default();
-    let others = all.into_iter().filter(|interface| !interface.address.is_loopback());
-    let mut hosts: Vec<_> = others.map(|interface| Host::of(interface.address)).collect();
-    hosts.sort_by_key(|host| (host.is_link_local, host.ip.is_ipv6()));
-    hosts
+    Host::of_this_machine()
 }
 
 impl Polling {
