@@ -33,7 +33,8 @@ const MOST: [(&str, &str, u64, u64); 10] = [
     ("puts_in_their_role", "measured_puts", PUTS, 1290),
     ("puts_in_their_role", "measured_ends", PUTS, 630),
     // Two copies are in flight, and progress queries the first one's event.
-    ("puts_in_their_role", "measured_fruitless", PASSES, 720),
+    // With a poll of TCP: under callgrind calls are so slow that no device is left alone.
+    ("puts_in_their_role", "measured_fruitless", PASSES, 800),
     ("messages_in_their_role", "measured_send", MESSAGES, 1460),
     // Until the copy is in flight.
     ("messages_in_their_role", "measured_arrival", MESSAGES, 3230),
