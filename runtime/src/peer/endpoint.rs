@@ -4,6 +4,7 @@
 use super::address;
 use super::backlog::{Parked, Stage};
 use super::hold::{Deaf, Holds};
+use super::pace::Pace;
 use super::route::{Linked, Route};
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::Completion;
@@ -14,7 +15,6 @@ use crate::op::{Ended, Ending, Holder, OnLinks, OpContext, PendingOp};
 use crate::protocol::flow::{Hold, Room};
 use crate::region::direct::Remotes;
 use crate::undelivered::{About, Undelivered};
-use carrack_transports::clock::{TICKS_PER_MICROSECOND, ticks};
 use carrack_transports::contract::{
     Batch, Caps, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
 };
@@ -22,7 +22,7 @@ use carrack_transports::fork::Owner;
 use carrack_transports::mem::{
     Buffer, HostAllocator, MemRef, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
 };
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -66,60 +66,6 @@ pub(crate) struct Lane {
     pub(crate) caps: Caps,
     pub(crate) device: Arc<dyn carrack_transports::contract::Device>,
     pub(crate) pace: Pace,
-}
-
-/// Calls of progress that leave a device alone which polls by system calls and has nothing.
-///
-/// Threads that race may poll once more or less, which does no harm.
-#[derive(Default)]
-pub(crate) struct Pace {
-    /// Polls in a row that found nothing.
-    idle: AtomicU32,
-    /// Calls that still leave the device alone.
-    left: AtomicU32,
-    /// Ticks of the last poll behind many that found nothing.
-    polled_at: AtomicU64,
-}
-
-impl Pace {
-    /// Polls that find nothing before the device is left alone: some dozen microseconds, in which
-    /// the answer of a peer comes.
-    const IDLE: u32 = 512;
-    /// Calls between two polls of a device that has nothing.
-    const REST: u32 = 16;
-    /// Ticks within which so many calls come from a thread that polls all the time. One that calls
-    /// now and then leaves no device alone.
-    const SPAN: u64 = 50 * TICKS_PER_MICROSECOND;
-
-    /// Returns `true` if this call leaves the device alone.
-    #[inline]
-    pub(crate) fn rests(&self) -> bool {
-        let left = self.left.load(Ordering::Relaxed);
-        if left > 0 {
-            self.left.store(left - 1, Ordering::Relaxed);
-        }
-        left > 0
-    }
-
-    /// Notes what a poll found.
-    #[inline]
-    pub(crate) fn polled(&self, something: bool) {
-        let idle = if something { 0 } else { self.idle.load(Ordering::Relaxed) + 1 };
-        if idle < Self::IDLE {
-            return self.idle.store(idle, Ordering::Relaxed);
-        }
-        let (now, before) = (ticks(), self.polled_at.load(Ordering::Relaxed));
-        self.polled_at.store(now, Ordering::Relaxed);
-        if now.wrapping_sub(before) < Self::SPAN {
-            self.left.store(Self::REST, Ordering::Relaxed);
-        }
-    }
-
-    /// Has the next call poll the device.
-    pub(crate) fn rouse(&self) {
-        self.idle.store(0, Ordering::Relaxed);
-        self.left.store(0, Ordering::Relaxed);
-    }
 }
 
 impl Endpoint {

@@ -7,6 +7,7 @@
 //! | [`route`] | from a device to one peer: the link, and the backlog |
 //! | [`backlog`] | operations that wait for an event, a staging copy, or room |
 //! | [`endpoint`] | a device as its peers see it |
+//! | [`pace`] | how often a device is polled that polls by system calls |
 //! | [`shares`] | the division of a copy between its two sides |
 //! | [`hold`] | a bound on messages that wait for their receives |
 //! | [`state`] | the known state of a rank |
@@ -16,6 +17,7 @@ pub(crate) mod address;
 pub(crate) mod backlog;
 mod endpoint;
 pub(crate) mod hold;
+mod pace;
 pub(crate) mod route;
 pub(crate) mod shares;
 mod state;

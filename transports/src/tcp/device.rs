@@ -171,8 +171,7 @@ impl TcpDevice {
             self.tick(polling);
         }
         self.shared.send_left(0);
-        let expected = std::mem::take(&mut *self.shared.expected.lock());
-        for index in expected {
+        for index in self.shared.expected.lock().drain(..) {
             polling.warm(OUTGOING | u64::from(index));
         }
         let mut events = self.shared.events.lock();
@@ -327,10 +326,9 @@ impl TcpDevice {
                 _ => {}
             }
         }
-        if polling.is_troubled && polling.ticked_at.elapsed() >= TICK {
-            self.tick(polling);
-        } else if polling.ticked_at.elapsed() >= 10 * TICK {
-            // A connection on which bytes stand still is not known to anybody else.
+        // Only a tick finds a connection on which bytes stand still.
+        let pause = if polling.is_troubled { TICK } else { 10 * TICK };
+        if polling.ticked_at.elapsed() >= pause {
             self.tick(polling);
         }
     }
@@ -524,16 +522,18 @@ impl Device for TcpDevice {
         if !self.owner.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let until = Instant::now() + self.shared.options.timeout;
-        let links = self.shared.outgoing.lock().clone();
-        for link in links.iter().flatten() {
-            if !link.close(&self.shared, until) {
-                tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
-            }
-        }
         self.shared.flusher.end();
         let mut polling = self.polling.lock();
         polling.listener = None;
+        let until = Instant::now() + self.shared.options.timeout;
+        let links = self.shared.outgoing.lock().clone();
+        for link in links.iter().flatten() {
+            // Peers that close at the same time wait for room here, and nothing takes their bytes.
+            let drain = || polling.inbound.iter().flatten().for_each(Inbound::drain);
+            if !link.close(&self.shared, until, drain) {
+                tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
+            }
+        }
         polling.hot.clear();
         polling.inbound.drain(..).flatten().for_each(|entry| entry.close());
     }

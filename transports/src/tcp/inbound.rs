@@ -30,7 +30,7 @@ pub(super) struct Inbound {
 
 #[derive(Debug)]
 pub(super) struct Lost {
-    /// Time without an answer, as far as somebody asked.
+    /// Time without an answer, while this process asked.
     silent: Duration,
     asked_at: Instant,
     probe: Option<(TcpStream, Instant)>,
@@ -52,16 +52,22 @@ impl Inbound {
     /// Tells the sender that this device is closed.
     pub(super) fn close(&self) {
         let Some(socket) = &self.socket else { return };
-        // Bytes that are not read would break the connection before its end is read. A sender that
-        // goes on for ever is not waited for.
+        // Bytes that are not read would break the connection before its end is read.
+        self.drain();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = send(socket, &CLOSED.to_le_bytes(), flags);
+    }
+
+    /// Drops what has come: this device is closed. A sender that goes on for ever is not waited
+    /// for.
+    pub(super) fn drain(&self) {
+        let Some(socket) = &self.socket else { return };
         for _ in 0..DRAIN {
             let read = recv(socket, &mut [0; 4096], RecvFlags::DONTWAIT);
             if !read.is_ok_and(|(_, read)| read > 0) {
                 break;
             }
         }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let _ = send(socket, &CLOSED.to_le_bytes(), flags);
     }
 }
 
@@ -73,7 +79,7 @@ impl Lost {
 
     /// Asks whether the sender's process is there. Returns the reason why it counts as gone.
     pub(super) fn ask(&mut self, home: SocketAddr, timeout: Duration) -> Option<String> {
-        // While this process computes, nobody asks, and no answer can be missed.
+        // A process that computes does not ask, and can miss no answer.
         self.silent += self.asked_at.elapsed().min(timeout / 8);
         self.asked_at = Instant::now();
         if let Some((probe, since)) = &self.probe {

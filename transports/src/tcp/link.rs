@@ -141,6 +141,18 @@ impl TcpLink {
     }
 }
 
+/// Checks that a buffer is host memory in one piece.
+fn can_send(buffer: &Buffer) -> Result<(), SubmitError> {
+    if buffer.kind().is_host() && !matches!(buffer, Buffer::List(_)) {
+        return Ok(());
+    }
+    let why = match buffer.kind() {
+        kind if kind.is_host() => "a socket sends a buffer in one piece only".into(),
+        kind => format!("a socket cannot send {kind} memory as it lies"),
+    };
+    Err(SubmitError::Unregistered(why))
+}
+
 impl Link for TcpLink {
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
         match op {
@@ -151,10 +163,7 @@ impl Link for TcpLink {
             // The caps say so.
             Op::AmOwned { buffer, .. } => Err(SubmitError::TooLong { len: buffer.len(), max: 0 }),
             Op::Put { to, buffer, token } => {
-                if !buffer.kind().is_host() || matches!(buffer, Buffer::List(_)) {
-                    let why = format!("a socket cannot send {} memory as it lies", buffer.kind());
-                    return Err(SubmitError::Unregistered(why));
-                }
+                can_send(buffer)?;
                 let len = buffer.len();
                 self.put(to, len, || Body { bytes: Source::Own(std::mem::take(buffer)), token })
             }
@@ -184,10 +193,7 @@ impl Link for TcpLink {
         chunk: &Chunk,
         token: OpToken,
     ) -> Result<Submit, SubmitError> {
-        if !chunk.of.kind().is_host() || matches!(*chunk.of, Buffer::List(_)) {
-            let why = format!("a socket cannot send {} memory as it lies", chunk.of.kind());
-            return Err(SubmitError::Unregistered(why));
-        }
+        can_send(&chunk.of)?;
         self.put(to, chunk.len, || Body { bytes: Source::Shared(chunk.clone()), token })
     }
 

@@ -43,13 +43,13 @@ pub(super) struct Outgoing {
     /// Its place in the device's list.
     pub(super) index: u32,
     /// Number that tells the peer which link a connection belongs to.
-    pub(super) number: u64,
-    pub(super) address: Address,
-    pub(super) candidates: Vec<SocketAddr>,
+    number: u64,
+    address: Address,
+    candidates: Vec<SocketAddr>,
     pub(super) is_up: AtomicBool,
-    pub(super) is_over: AtomicBool,
+    is_over: AtomicBool,
     /// Ticks of the last call that has sent something.
-    pub(super) sent_at: AtomicU64,
+    sent_at: AtomicU64,
     pub(super) sending: Mutex<Sending>,
 }
 
@@ -60,13 +60,13 @@ pub(super) struct Sending {
     /// Set while it is in the device's list of links with unsent bytes.
     pub(super) is_listed: bool,
     /// Set while the descriptor is watched for room.
-    pub(super) waits_for_room: bool,
+    waits_for_room: bool,
     /// When the peer's kernel was last known to be there.
-    pub(super) alive_at: Instant,
+    alive_at: Instant,
     /// Bytes of an acknowledgement that is not whole.
-    pub(super) ack: Vec<u8>,
+    ack: Vec<u8>,
     /// Set when the user has dropped the link: it ends when all is acknowledged.
-    pub(super) is_dropped: bool,
+    is_dropped: bool,
 }
 
 /// The connection.
@@ -227,9 +227,14 @@ impl Outgoing {
         self.end(&mut self.sending.lock(), shared, cause);
     }
 
-    /// Sends all that was posted, and the end of the link, before `until`. Returns `false` if some
-    /// bytes did not reach the peer's machine.
-    pub(super) fn close(&self, shared: &Shared, until: Instant) -> bool {
+    /// Sends all that was posted, and the end of the link, before `until`; calls `meanwhile` while
+    /// it waits. Returns `false` if some bytes did not reach the peer's machine.
+    pub(super) fn close(
+        &self,
+        shared: &Shared,
+        until: Instant,
+        mut meanwhile: impl FnMut(),
+    ) -> bool {
         let mut sending = self.sending.lock();
         sending.bye();
         loop {
@@ -249,6 +254,7 @@ impl Outgoing {
             }
             MutexGuard::unlocked(&mut sending, || {
                 std::thread::sleep(Duration::from_micros(200));
+                meanwhile();
                 self.advance(shared);
             });
         }
@@ -310,8 +316,7 @@ impl Outgoing {
         self.end(sending, shared, DownCause::Gone(cause));
     }
 
-    /// Goes on with the first messages of a connection.
-    /// `sent`: bytes that went over earlier connections.
+    /// Goes on with the first messages of a connection. `sent`: bytes that went over earlier connections.
     fn greet(&self, dialling: &mut Dialling, shared: &Shared, sent: u64) -> Greeted {
         let Dialling { channel, candidate, is_connected, until, greeting, .. } = dialling;
         let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
@@ -419,7 +424,8 @@ impl Outgoing {
             sending.ack.extend(&bytes[..received]);
             let (whole, rest) = sending.ack.as_chunks::<8>();
             let last = whole.last().map(|bytes| u64::from_le_bytes(*bytes));
-            sending.ack = rest.to_vec();
+            let taken = sending.ack.len() - rest.len();
+            sending.ack.drain(..taken);
             match last {
                 None => {}
                 Some(CLOSED) => return self.end(sending, shared, DownCause::Closed),

@@ -117,7 +117,13 @@ impl Shared {
             }
             is_recent
         });
-        self.left.lock().append(&mut left);
+        let mut list = self.left.lock();
+        if list.is_empty() {
+            // With its room, so that messages which are left allocate nothing.
+            std::mem::swap(&mut *list, &mut left);
+        } else {
+            list.append(&mut left);
+        }
         was_left
     }
 

@@ -296,3 +296,20 @@ fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
     assert!(matches!(&down, Some(DownCause::Gone(why)) if why.contains("for 5 s")), "{down:?}");
     assert!(took >= TIMEOUT && took < TIMEOUT * 3 / 2, "{took:?}");
 }
+
+#[test]
+fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
+    let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    // More than the sockets hold.
+    for number in 0..6000 {
+        assert!(send(&out, number, PACKET) && send(&back, number, PACKET));
+    }
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.device.close());
+        there.device.close();
+    });
+    assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}

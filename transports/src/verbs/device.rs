@@ -312,10 +312,7 @@ fn at(shared: &Shared) -> Option<SocketAddr> {
 
 /// Returns the addresses that are published.
 fn hosts(shared: &Shared) -> Vec<Host> {
-    if let Some(address) = at(shared) {
-        return vec![Host::of(address.ip())];
-    }
-    Host::of_this_machine()
+    at(shared).map_or_else(Host::of_this_machine, |address| vec![Host::of(address.ip())])
 }
 
 impl Polling {
