@@ -316,7 +316,8 @@ impl Outgoing {
         self.end(sending, shared, DownCause::Gone(cause));
     }
 
-    /// Goes on with the first messages of a connection. `sent`: bytes that went over earlier connections.
+    /// Goes on with the first messages of a connection. `sent`: bytes that went over earlier
+    /// connections.
     fn greet(&self, dialling: &mut Dialling, shared: &Shared, sent: u64) -> Greeted {
         let Dialling { channel, candidate, is_connected, until, greeting, .. } = dialling;
         let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
