@@ -10,7 +10,7 @@ use std::fmt;
 use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use carrack_transports::net::interfaces::{self, Interface};
+use carrack_transports::net::interfaces;
 
 use super::MAX_JOB;
 use super::error::BootstrapError;
@@ -77,12 +77,13 @@ pub(super) fn enter(
         let theirs = card.size;
         return Err(failed(format!("this rank is told of {size} ranks, and rank 0 of {theirs}")));
     }
-    let own = interfaces::all().unwrap_or_default();
+    let mut addresses = card.addresses;
+    interfaces::sort_nearest_first(&mut addresses, &interfaces::all().unwrap_or_default());
     let invitation = Invitation {
         rank,
         size,
         place_on_node,
-        hosts: card.nearest_first(&own).iter().map(IpAddr::to_string).collect(),
+        hosts: addresses.iter().map(IpAddr::to_string).collect(),
         port: card.port,
         key: JobKey::of_secret(card.secret.as_flattened()),
         restart: 0,
@@ -99,7 +100,8 @@ fn open(size: u32, settings: &Settings) -> Result<(TcpListener, Card), Bootstrap
     let listener = join::listen_everywhere(port).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let looking = |source| BootstrapError::Os { doing: "listing this machine's addresses", source };
-    let found = interfaces::reachable("").map_err(looking)?;
+    let only = settings.of_transports().tcp().tcp_interface();
+    let found = interfaces::reachable(only).map_err(looking)?;
     let addresses = found.into_iter().map(|at| at.address).take(Card::MOST_ADDRESSES).collect();
     let mut secret = [[0; 16]; 2];
     for half in &mut secret {
@@ -165,23 +167,6 @@ impl Card {
             addresses: addresses.iter().take(Self::MOST_ADDRESSES).map(address).collect(),
         })
     }
-
-    /// Returns the addresses in the order in which a rank with these interfaces tries them. An
-    /// address that this machine has itself comes last: it is rank 0's machine, or the address is a
-    /// bridge's that several machines have.
-    fn nearest_first(&self, own: &[Interface]) -> Vec<IpAddr> {
-        let mut addresses = self.addresses.clone();
-        addresses.sort_by_key(|address| {
-            if own.iter().any(|at| at.address == *address) {
-                2
-            } else if own.iter().any(|at| at.is_near(*address)) {
-                0
-            } else {
-                1
-            }
-        });
-        addresses
-    }
 }
 
 #[cfg(test)]
@@ -213,20 +198,6 @@ mod tests {
                 prop_assert!(card.addresses.len() <= Card::MOST_ADDRESSES);
             }
         }
-    }
-
-    #[test]
-    fn near_addresses_come_first_and_those_of_this_machine_last() {
-        let own = |name: &str, address: &str| Interface {
-            name: name.into(),
-            address: address.parse().unwrap(),
-            prefix: 24,
-            is_link_local: false,
-        };
-        let own = [own("eth0", "10.0.1.2"), own("docker0", "172.17.0.1")];
-        let card = card(&["172.17.0.1", "192.168.0.1", "10.0.1.1"]);
-        let order: Vec<_> = card.nearest_first(&own).iter().map(IpAddr::to_string).collect();
-        assert_eq!(order, ["10.0.1.1", "192.168.0.1", "172.17.0.1"]);
     }
 
     #[test]

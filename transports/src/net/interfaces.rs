@@ -51,19 +51,36 @@ pub fn all() -> io::Result<Vec<Interface>> {
 }
 
 /// Returns the addresses that other machines can use, of the interfaces that `only` names,
-/// comma-separated, or of all if it is empty. The loopback's count if `only` names it, or if there
+/// comma-separated, or of all if it is `auto`. The loopback's count if `only` names it, or if there
 /// are no others.
 ///
 /// # Errors
 /// The kernel's, or a name of `only` that no interface which is up has.
 pub fn reachable(only: &str) -> io::Result<Vec<Interface>> {
-    let wanted: Vec<_> = only.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let names = if only == "auto" { "" } else { only };
+    let wanted: Vec<_> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     choose(all()?.into_iter().filter(|at| !at.is_link_local).collect(), &wanted)
+}
+
+/// Sorts the addresses of another process in the order in which this machine tries them: those in a
+/// subnet of its own first. An address that this machine has itself comes last: the process is on
+/// this machine, or the address is a bridge's that several machines have.
+pub fn sort_nearest_first(addresses: &mut [IpAddr], own: &[Interface]) {
+    addresses.sort_by_key(|address| {
+        if own.iter().any(|at| at.address == *address) {
+            2
+        } else if own.iter().any(|at| at.is_near(*address)) {
+            0
+        } else {
+            1
+        }
+    });
 }
 
 fn choose(found: Vec<Interface>, wanted: &[&str]) -> io::Result<Vec<Interface>> {
     if let Some(missing) = wanted.iter().find(|name| !found.iter().any(|at| at.name == **name)) {
         let mut names: Vec<_> = found.iter().map(|at| at.name.as_str()).collect();
+        names.sort_unstable();
         names.dedup();
         let why = format!("no interface {missing} that is up; there are {}", names.join(", "));
         return Err(io::Error::new(ErrorKind::NotFound, why));
@@ -93,7 +110,7 @@ mod tests {
         assert_eq!(choose(vec![lo.clone()], &[]).unwrap(), std::slice::from_ref(&lo));
         assert_eq!(choose(both(), &["lo"]).unwrap(), std::slice::from_ref(&lo));
         let why = choose(both(), &["eth1"]).unwrap_err().to_string();
-        assert!(why.contains("eth1") && why.contains("lo, eth0"), "{why}");
+        assert!(why.contains("eth1") && why.contains("eth0, lo"), "{why}");
     }
 
     #[test]
@@ -113,8 +130,18 @@ mod tests {
     }
 
     #[test]
+    fn near_addresses_come_first_and_those_of_this_machine_last() {
+        let own = [interface("eth0", "10.0.1.2", 24), interface("docker0", "172.17.0.1", 24)];
+        let mut addresses =
+            ["172.17.0.1", "192.168.0.1", "10.0.1.1"].map(|address| address.parse().unwrap());
+        sort_nearest_first(&mut addresses, &own);
+        let order = addresses.map(|address: IpAddr| address.to_string());
+        assert_eq!(order, ["10.0.1.1", "192.168.0.1", "172.17.0.1"]);
+    }
+
+    #[test]
     fn this_machine_has_an_address() {
-        assert!(!reachable("").unwrap().is_empty());
+        assert!(!reachable("auto").unwrap().is_empty());
         assert_eq!(reachable("no-such").unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

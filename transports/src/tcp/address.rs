@@ -1,7 +1,7 @@
 //! Published addresses of devices.
 
 use crate::contract::AddressBlob;
-use crate::net::interfaces::Interface;
+use crate::net::interfaces::{self, Interface};
 use crate::net::key::DeviceKey;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -59,7 +59,7 @@ impl Address {
     pub fn candidates(&self, boot: [u8; 16], own: &[Interface]) -> Vec<SocketAddr> {
         let usable = |ip: &&IpAddr| !ip.is_loopback() || self.boot == boot;
         let mut hosts: Vec<_> = self.hosts.iter().filter(usable).copied().collect();
-        hosts.sort_by_key(|ip| !own.iter().any(|interface| interface.is_near(*ip)));
+        interfaces::sort_nearest_first(&mut hosts, own);
         hosts.into_iter().map(|ip| SocketAddr::new(ip, self.port)).collect()
     }
 }

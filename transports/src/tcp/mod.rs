@@ -75,7 +75,7 @@ pub const NAME: &str = "tcp";
 pub struct Options {
     /// Largest message in bytes, at most the size of a packet.
     pub packet_size: usize,
-    /// Interfaces whose addresses are published, comma-separated; empty: all.
+    /// Interfaces whose addresses are published, comma-separated; `auto`: all.
     pub interface: String,
     /// Ports to listen at, as `A-B`; empty: the kernel's choice.
     pub ports: String,
@@ -93,7 +93,7 @@ impl Options {
         let named = |text: &str| if text == "auto" { String::new() } else { text.into() };
         Self {
             packet_size,
-            interface: named(settings.tcp_interface()),
+            interface: settings.tcp_interface().into(),
             ports: named(settings.ports()),
             congestion: named(settings.tcp_congestion()),
             window: settings.tcp_window(),
@@ -107,7 +107,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             packet_size: 8 << 10,
-            interface: String::new(),
+            interface: "auto".into(),
             ports: String::new(),
             congestion: String::new(),
             window: 1 << 20,

@@ -107,7 +107,11 @@ pub(super) fn listen(ports: &str, congestion: &str) -> io::Result<TcpListener> {
         match crate::net::streams::listen_at(port) {
             Ok(listener) => {
                 if !congestion.is_empty() {
-                    sockopt::set_tcp_congestion(&listener, congestion)?;
+                    sockopt::set_tcp_congestion(&listener, congestion).map_err(|error| {
+                        io::Error::other(format!(
+                            "CARRACK_TCP_CONGESTION is {congestion:?}: {error};                             net.ipv4.tcp_allowed_congestion_control lists what this machine allows"
+                        ))
+                    })?;
                 }
                 return Ok(listener);
             }
@@ -231,5 +235,7 @@ mod tests {
         let why = listen(&taken.to_string(), "").unwrap_err().to_string();
         assert!(why.contains(&format!("no port of {taken} is free")), "{why}");
         assert!(listen("many", "").unwrap_err().to_string().contains("CARRACK_PORTS"));
+        let why = listen("", "none such").unwrap_err().to_string();
+        assert!(why.contains("CARRACK_TCP_CONGESTION"), "{why}");
     }
 }
