@@ -33,7 +33,7 @@ over_each_transport!(
     a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more,
 );
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(1);
 
 #[track_caller]
 fn assert_down(status: Status, from: Rank) {
