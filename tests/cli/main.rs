@@ -7,6 +7,7 @@
 //! | `examples` | the examples, which verify their own results |
 //! | `explain_claims` | `carrack explain` where the driver is the mock library |
 //! | `launcher` | `carrack run`: exits, signals, output, limits |
+//! | `mpi_programs` | ranks of MPI communicators, with a mock of each ABI |
 //! | `other_launchers` | ranks of launchers with PMI, and of Slurm's variables |
 //! | `tcp_bootstrap` | ranks that find each other over TCP, by torchrun's variables |
 //! | `traces` | the traces of docs/architecture.md, by the names in the sources |
@@ -16,6 +17,7 @@ mod cli_selftest;
 mod examples;
 mod explain_claims;
 mod launcher;
+mod mpi_programs;
 mod other_launchers;
 mod tcp_bootstrap;
 mod traces;

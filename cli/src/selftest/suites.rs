@@ -90,7 +90,7 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one
-/// of its own tests would run it again, the mock library needs a C compiler (three modules, and the
+/// of its own tests would run it again, the mock library needs a C compiler (four modules, and a
 /// mock), the table of rules is read in the tree, a guest is made from it, and `profile` is a
 /// helper.
 #[cfg(test)]
@@ -102,6 +102,7 @@ const NO_PARTS: &[&str] = &[
     "gpu_costs",
     "gpu_rules",
     "mock",
+    "mpi_programs",
     "profile",
     "traces",
     "verbs_guest",

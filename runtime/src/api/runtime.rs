@@ -2,7 +2,7 @@
 
 use super::builder::{RuntimeBuilder, transports};
 use super::device::DeviceBuilder;
-use crate::bootstrap::InProcess;
+use crate::bootstrap::{InProcess, MpiComm};
 use crate::comp::AsCompletion;
 use crate::datapath::Device;
 use crate::error::{ResourceError, StartError};
@@ -42,6 +42,18 @@ impl Runtime {
     /// Starts a runtime with choices of the program's own.
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder::default()
+    }
+
+    /// Starts a runtime as a rank of an MPI communicator's job, with the environment's settings.
+    /// Each rank of the communicator must call it ([`MpiComm::join`]).
+    ///
+    /// # Errors
+    /// [`BootstrapError::Mpi`](crate::bootstrap::BootstrapError::Mpi), and others of
+    /// [`StartError`].
+    pub fn from_mpi<'a>(comm: impl Into<MpiComm<'a>>) -> Result<Self, StartError> {
+        let settings = Settings::from_env()?;
+        let bootstrap = comm.into().join(&settings)?;
+        Self::builder().settings(settings).bootstrap(Box::new(bootstrap)).start()
     }
 
     /// Starts a job of `size` ranks in this process, with the environment's settings: for tests,

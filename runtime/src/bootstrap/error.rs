@@ -186,6 +186,13 @@ pub enum BootstrapError {
         why: String,
     },
 
+    /// No job can be started from an MPI communicator.
+    #[error("no job can be started from the MPI communicator: {why}")]
+    Mpi {
+        /// Why, and what to do.
+        why: String,
+    },
+
     /// The job has no secret, and the user requires one.
     #[error(
         "this job has no secret, and CARRACK_REQUIRE_SECRET is on; set CARRACK_JOB_SECRET to the \

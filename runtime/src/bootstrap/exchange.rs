@@ -1,6 +1,7 @@
 //! The exchange of a launcher, used once: it tells all ranks where rank 0's store is.
 //!
-//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`Card`] by PMI or PMIx.
+//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`Card`], by PMI, PMIx or
+//! MPI.
 //! From then on the store of [`tcp`](super::tcp) does everything, so fences, departures and errors
 //! are the same under every launcher.
 
@@ -52,17 +53,24 @@ pub(super) trait Exchange: Send + Sync + fmt::Debug {
 
 /// Joins the job of a launcher. A process takes part in its launcher's exchange once.
 pub(super) fn enter(
-    launcher: &'static str,
+    failed: fn(String) -> BootstrapError,
     connect: fn(&Settings) -> Result<Box<dyn Exchange>, BootstrapError>,
     settings: &Settings,
 ) -> Result<FromEnvironment, BootstrapError> {
     static USED: AtomicBool = AtomicBool::new(false);
-    let failed = |why| BootstrapError::Exchange { launcher, why };
     if USED.swap(true, Ordering::Relaxed) {
         let why = "this process has joined it before; runtimes of one process share a bootstrap";
         return Err(failed(why.into()));
     }
-    let mut exchange = connect(settings)?;
+    meet(failed, connect(settings)?, settings)
+}
+
+/// Joins the job of an exchange's ranks.
+pub(super) fn meet(
+    failed: fn(String) -> BootstrapError,
+    mut exchange: Box<dyn Exchange>,
+    settings: &Settings,
+) -> Result<FromEnvironment, BootstrapError> {
     let Seat { rank, size, place_on_node } = exchange.seat();
     let opened = (rank == 0).then(|| open(size, settings));
     let shared = opened.as_ref().map(|opened| match opened {

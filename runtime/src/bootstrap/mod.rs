@@ -19,6 +19,7 @@
 //! | `exchange` | what a launcher is used for: all ranks learn where rank 0's store is |
 //! | [`pmi`] | the exchange by PMI-1: Hydra, Slurm, Flux |
 //! | `pmix` | the exchange by PMIx: PRRTE, Slurm |
+//! | `mpi` | the exchange by MPI, over a communicator of the program |
 //! | `slurm` | the invitation in Slurm's variables |
 //! | [`launchers`] | the variables of launchers, and those whose jobs cannot be joined |
 //! | [`job`] | the identity and secret of a job |
@@ -44,6 +45,7 @@ pub mod in_process;
 pub mod job;
 pub mod launcher;
 pub mod launchers;
+mod mpi;
 pub mod pmi;
 mod pmix;
 pub mod protocol;
@@ -60,6 +62,7 @@ pub use error::{BootstrapError, Departure};
 pub use in_process::InProcess;
 pub use job::JobId;
 pub use launcher::FromLauncher;
+pub use mpi::MpiComm;
 pub use source::Source;
 pub use tcp::FromEnvironment;
 

@@ -329,7 +329,7 @@ fn lost(errno: Errno) -> BootstrapError {
     })
 }
 
-fn failed(why: String) -> BootstrapError {
+pub(super) fn failed(why: String) -> BootstrapError {
     BootstrapError::Exchange { launcher: PMI, why }
 }
 

@@ -304,7 +304,7 @@ fn text<const LEN: usize>(from: &[u8]) -> [u8; LEN] {
     std::array::from_fn(|at| if at + 1 < LEN { from.next().unwrap_or(0) } else { 0 })
 }
 
-fn failed(why: String) -> BootstrapError {
+pub(super) fn failed(why: String) -> BootstrapError {
     BootstrapError::Exchange { launcher: PMIX, why }
 }
 

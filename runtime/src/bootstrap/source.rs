@@ -122,8 +122,8 @@ impl Source {
         match self {
             Self::Carrack => boxed(FromLauncher::from_env()?),
             Self::Torchrun => boxed(FromEnvironment::from_env(settings)?),
-            Self::Pmix => boxed(Some(exchange::enter(pmix::PMIX, pmix::connect, settings)?)),
-            Self::Pmi => boxed(Some(exchange::enter(pmi::PMI, pmi::connect, settings)?)),
+            Self::Pmix => boxed(Some(exchange::enter(pmix::failed, pmix::connect, settings)?)),
+            Self::Pmi => boxed(Some(exchange::enter(pmi::failed, pmi::connect, settings)?)),
             Self::Slurm => {
                 boxed(Some(FromEnvironment::join(&slurm::invitation(variable, settings)?)?))
             }

@@ -1,0 +1,356 @@
+//! MPI: the ranks of a communicator that the program hands in.
+//!
+//! The functions are those of the MPI library that the program has loaded. Its ABI says what a
+//! handle is:
+//!
+//! | ABI | known by | a handle |
+//! |---|---|---|
+//! | Open MPI's | its symbol `ompi_mpi_comm_world` | an address |
+//! | the standard's | `MPI_Abi_get_version`, 1 or later | a small number, or an address |
+//! | MPICH's | neither | an `int` |
+//!
+//! MPI gives rank 0's card to all ranks, and is not called afterwards: it may end first.
+
+#![expect(unsafe_code, reason = "the program's MPI library is called by C's rules")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+
+use libloading::os::unix::Library;
+
+use super::error::BootstrapError;
+use super::exchange::{self, Exchange, Seat};
+use super::launchers;
+use super::protocol::SIZE_VARIABLE;
+use super::source::variable;
+use super::tcp::FromEnvironment;
+use super::tcp::variables::WORLD_SIZE;
+use crate::settings::{BootstrapChoice, Settings};
+
+/// The bytes in which a card is shared: its length, and then the card.
+const ROOM: usize = 4096;
+
+/// The bytes of a [`Mpi::present`] block: rank, size, and the boot id of the node's kernel.
+const BLOCK: usize = 48;
+
+/// A communicator of the MPI library that this process has loaded.
+///
+/// Its ranks are those of a job of their own, with the same numbers. Each rank that is in several
+/// communicators can be in as many jobs at once.
+///
+/// With the feature `mpi`, a reference to a communicator of the crate `mpi` is one.
+#[derive(Clone, Copy, Debug)]
+pub struct MpiComm<'a> {
+    raw: usize,
+    lent: PhantomData<&'a ()>,
+}
+
+impl MpiComm<'_> {
+    /// Takes a raw handle: `comm as usize` of an `MPI_Comm`, which is an `int` or a pointer.
+    ///
+    /// # Safety
+    ///
+    /// While the value is used, the handle is `MPI_COMM_NULL` or a communicator of the library
+    /// whose functions this process finds by their names, and `MPI_Finalize` is not called. Where
+    /// the value is [joined](Self::join), the thread may call MPI, by the thread level that the
+    /// program has asked for, and no other thread calls collective functions on that communicator.
+    pub const unsafe fn from_raw(raw: usize) -> Self {
+        Self { raw, lent: PhantomData }
+    }
+
+    /// Joins the job of the communicator's ranks. Each of them must call this, as collective
+    /// functions of MPI: in the same order as others on this communicator. Their runtimes also end
+    /// in the same order, because rank 0 of a job waits for the end of the others.
+    ///
+    /// An error of MPI ends the program, unless the communicator's error handler returns.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapError::Mpi`] when there is no such job, and those of other bootstraps over TCP.
+    pub fn join(self, settings: &Settings) -> Result<FromEnvironment, BootstrapError> {
+        let library = Library::this();
+        let address = |name: &str| {
+            // SAFETY: the symbol is not called or read; its address alone is used.
+            let symbol = unsafe { library.get::<*mut c_void>(name) };
+            symbol.ok().map(|symbol| symbol.as_raw_ptr().expose_provenance())
+        };
+        let open_mpi = ["ompi_mpi_comm_world", "ompi_mpi_comm_null", "ompi_mpi_byte"].map(address);
+        let exchange = if let [Some(world), Some(null), Some(byte)] = open_mpi {
+            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], settings)?
+        } else if abi_version(&library) >= 1 {
+            Mpi::<*mut c_void>::connect(&library, self.raw, [0x101, 0x100, 0x247], settings)?
+        } else {
+            let handles = [0x4400_0000, 0x0400_0000, 0x4c00_010d];
+            Mpi::<c_int>::connect(&library, self.raw, handles, settings)?
+        };
+        exchange::meet(failed, exchange, settings)
+    }
+}
+
+#[cfg(feature = "mpi")]
+impl<'a, C: mpi::topology::Communicator> From<&'a C> for MpiComm<'a> {
+    fn from(comm: &'a C) -> Self {
+        Self { raw: comm.as_raw() as usize, lent: PhantomData }
+    }
+}
+
+/// Returns the major version of the standard ABI that the library has, or a number below 1.
+fn abi_version(library: &Library) -> c_int {
+    type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the type is that of MPI 5.0 for a function of this name, which may be called at any
+    // time; the places for the answer are ours.
+    unsafe {
+        match library.get::<Version>("MPI_Abi_get_version") {
+            Ok(version) if version(&raw mut major, &raw mut minor) == 0 => major,
+            _ => 0,
+        }
+    }
+}
+
+/// A handle of an ABI, as it is passed to functions.
+trait Handle: Copy + PartialEq + fmt::Debug + 'static {
+    fn of(raw: usize) -> Self;
+}
+
+impl Handle for c_int {
+    fn of(raw: usize) -> Self {
+        raw as Self
+    }
+}
+
+impl Handle for *mut c_void {
+    fn of(raw: usize) -> Self {
+        std::ptr::with_exposed_provenance_mut(raw)
+    }
+}
+
+type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
+type AskOf<H> = unsafe extern "C" fn(H, *mut c_int) -> c_int;
+type Allgather<H> =
+    unsafe extern "C" fn(*const c_void, c_int, H, *mut c_void, c_int, H, H) -> c_int;
+type Bcast<H> = unsafe extern "C" fn(*mut c_void, c_int, H, c_int, H) -> c_int;
+type ErrorString = unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int;
+
+/// The functions of the library, and a communicator that is not null.
+#[derive(Debug)]
+struct Mpi<H> {
+    rank: AskOf<H>,
+    size: AskOf<H>,
+    is_between: AskOf<H>,
+    allgather: Allgather<H>,
+    bcast: Bcast<H>,
+    error_string: ErrorString,
+    comm: usize,
+    byte: usize,
+    seat: Seat,
+}
+
+impl<H: Handle> Mpi<H> {
+    /// Finds this rank's place. The handles are those of all ranks, of no communicator, and of the
+    /// type of a byte.
+    fn connect(
+        library: &Library,
+        comm: usize,
+        [world, null, byte]: [usize; 3],
+        settings: &Settings,
+    ) -> Result<Box<dyn Exchange>, BootstrapError> {
+        // SAFETY: the types are those of the MPI standard for functions of these names.
+        let (is_initialized, is_finalized, mut mpi) = unsafe {
+            let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
+            let mpi = Self {
+                rank: function(library, "MPI_Comm_rank")?,
+                size: function(library, "MPI_Comm_size")?,
+                is_between: function(library, "MPI_Comm_test_inter")?,
+                allgather: function(library, "MPI_Allgather")?,
+                bcast: function(library, "MPI_Bcast")?,
+                error_string: function(library, "MPI_Error_string")?,
+                comm,
+                byte,
+                seat,
+            };
+            let initialized: Ask = function(library, "MPI_Initialized")?;
+            (initialized, function::<Ask>(library, "MPI_Finalized")?, mpi)
+        };
+        let is = |call: &str, function: Ask| {
+            let mut answer = 0;
+            // SAFETY: may be called at any time; the place for the answer is ours.
+            mpi.check(call, unsafe { function(&raw mut answer) })?;
+            Ok::<_, BootstrapError>(answer != 0)
+        };
+        if !is("MPI_Initialized", is_initialized)? {
+            return Err(failed("MPI is not initialised: call MPI_Init_thread first".into()));
+        }
+        if is("MPI_Finalized", is_finalized)? {
+            return Err(failed("MPI is finalised: start the runtime before MPI_Finalize".into()));
+        }
+        // Of an `int`, the upper half of the word does not count.
+        if H::of(comm) == H::of(null) {
+            let why = "it is MPI_COMM_NULL: this process is not of that communicator";
+            return Err(failed(why.into()));
+        }
+        if mpi.ask("MPI_Comm_test_inter", mpi.is_between, comm)? != 0 {
+            let why = "it is an inter-communicator: merge it by MPI_Intercomm_merge first";
+            return Err(failed(why.into()));
+        }
+        if mpi.ask("MPI_Comm_size", mpi.size, world)? == 1 {
+            refuse_strangers(settings.bootstrap())?;
+        }
+        let [rank, size] =
+            [mpi.ask("MPI_Comm_rank", mpi.rank, comm)?, mpi.ask("MPI_Comm_size", mpi.size, comm)?];
+        mpi.seat.rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        mpi.seat.size = u32::try_from(size).unwrap_or(0);
+        if let Some(why) = mpi.seat.fault() {
+            return Err(failed(why));
+        }
+        mpi.seat.place_on_node = mpi.present()?;
+        Ok(Box::new(mpi))
+    }
+
+    /// Presents this rank to all others. Returns its place on its node, after a check that all
+    /// count the same ranks. Its outcome is the same on all of them.
+    fn present(&self) -> Result<u32, BootstrapError> {
+        let Seat { rank, size, .. } = self.seat;
+        let node = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let block = |rank: u32| {
+            let words = [rank.to_le_bytes(), size.to_le_bytes()];
+            let mut bytes = words.as_flattened().iter().chain(&node).copied();
+            std::array::from_fn::<u8, BLOCK, _>(|_| bytes.next().unwrap_or(0))
+        };
+        let mine = block(rank);
+        let mut all = vec![[0; BLOCK]; size as usize];
+        // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`; it has one group,
+        // of `size` ranks, and there is room for a block of each.
+        let code = unsafe {
+            (self.allgather)(
+                mine.as_ptr().cast(),
+                BLOCK as c_int,
+                H::of(self.byte),
+                all.as_mut_ptr().cast(),
+                BLOCK as c_int,
+                H::of(self.byte),
+                H::of(self.comm),
+            )
+        };
+        self.check("MPI_Allgather", code)?;
+        if let Some(at) = (0..size).find(|&at| all[at as usize][..8] != block(at)[..8]) {
+            let word = |from: usize| all[at as usize][from..].first_chunk().copied();
+            let [theirs, of] = [0, 4].map(|from| word(from).map_or(0, u32::from_le_bytes));
+            return Err(failed(format!(
+                "rank {rank} counts {size} ranks, and in place {at} is rank {theirs} of {of}: hand \
+                in the same communicator on all ranks"
+            )));
+        }
+        let before = &all[..rank as usize];
+        Ok(before.iter().filter(|other| other[8..] == mine[8..]).count() as u32)
+    }
+
+    /// Asks for a number of a communicator.
+    fn ask(&self, call: &str, function: AskOf<H>, comm: usize) -> Result<c_int, BootstrapError> {
+        let mut answer = 0;
+        // SAFETY: the communicator is that of all ranks, or one that lives by the promise of
+        // `MpiComm::from_raw`; the place for the answer is ours.
+        self.check(call, unsafe { function(H::of(comm), &raw mut answer) })?;
+        Ok(answer)
+    }
+
+    /// Returns an error unless the code is that of success.
+    fn check(&self, call: &str, code: c_int) -> Result<(), BootstrapError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // No ABI has texts of more than 1024 bytes.
+        let (mut text, mut len) = ([0_u8; 4096], 0);
+        // SAFETY: the code is one of the library's; the places for the answer are ours.
+        unsafe { (self.error_string)(code, text.as_mut_ptr().cast(), &raw mut len) };
+        let text = text.get(..usize::try_from(len).unwrap_or(0)).unwrap_or_default();
+        Err(failed(format!("{call} failed: {} ({code})", String::from_utf8_lossy(text))))
+    }
+}
+
+impl<H: Handle> Exchange for Mpi<H> {
+    fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    fn share(&mut self, card: Option<&[u8]>) -> Result<Vec<u8>, BootstrapError> {
+        let mut room = [0; ROOM];
+        let (len, bytes) = room.split_at_mut(4);
+        if let Some(card) = card {
+            // Only the words of a failure may be longer.
+            let card = &card[..card.len().min(bytes.len())];
+            len.copy_from_slice(&(card.len() as u32).to_le_bytes());
+            bytes.iter_mut().zip(card).for_each(|(to, from)| *to = *from);
+        }
+        let (byte, comm) = (H::of(self.byte), H::of(self.comm));
+        // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`, and all ranks give
+        // the same room.
+        let code = unsafe { (self.bcast)(room.as_mut_ptr().cast(), ROOM as c_int, byte, 0, comm) };
+        self.check("MPI_Bcast", code)?;
+        let (len, bytes) = room.split_at(4);
+        let len = len.first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
+        Ok(bytes.iter().take(len as usize).copied().collect())
+    }
+
+    /// Does nothing: MPI ends by the program's own call.
+    fn end(&mut self) {}
+}
+
+/// Refuses processes that were started as several, and that MPI takes for one: each would be a job
+/// of one rank.
+fn refuse_strangers(choice: BootstrapChoice) -> Result<(), BootstrapError> {
+    if choice == BootstrapChoice::Alone {
+        return Ok(());
+    }
+    let several = |(launcher, name): (&'static str, &str)| {
+        let size = variable(name).filter(|size| size != "1")?;
+        Some((launcher, format!("{name}={size}")))
+    };
+    let ours = [("carrack run", SIZE_VARIABLE), ("torchrun", WORLD_SIZE)];
+    let (launcher, variables) = match launchers::refuse(variable) {
+        Err(BootstrapError::OtherLauncher { launcher, variables }) => (launcher, variables),
+        _ => match ours.into_iter().find_map(several) {
+            Some(found) => found,
+            None => return Ok(()),
+        },
+    };
+    Err(failed(format!(
+        "MPI_COMM_WORLD has one rank, and {launcher} started this process as one of several \
+        ({variables}): start the program with the launcher of its own MPI library, or set \
+        CARRACK_BOOTSTRAP=alone"
+    )))
+}
+
+/// Returns a function of the process.
+///
+/// # Safety
+///
+/// A function of that name has this type.
+unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, BootstrapError> {
+    // SAFETY: by the caller's promise.
+    match unsafe { library.get::<F>(name) } {
+        Ok(function) => Ok(*function),
+        Err(_) => Err(failed(format!(
+            "this process has loaded no library with {name}: link an MPI library dynamically, or \
+            open it with RTLD_GLOBAL"
+        ))),
+    }
+}
+
+fn failed(why: String) -> BootstrapError {
+    BootstrapError::Mpi { why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_mpi_is_told_to_load_it() {
+        // SAFETY: no function is found that would take the handle.
+        let comm = unsafe { MpiComm::from_raw(0x4400_0000) };
+        let error = comm.join(&Settings::default()).unwrap_err().to_string();
+        assert!(error.contains("MPI_Comm_rank") && error.contains("RTLD_GLOBAL"), "{error}");
+    }
+}
