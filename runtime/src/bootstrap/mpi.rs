@@ -91,7 +91,7 @@ impl MpiComm<'_> {
 #[cfg(feature = "mpi")]
 impl<'a, C: mpi::topology::Communicator> From<&'a C> for MpiComm<'a> {
     fn from(comm: &'a C) -> Self {
-        Self { raw: comm.as_raw() as usize, lent: PhantomData }
+        Self { raw: comm.as_raw().0 as usize, lent: PhantomData }
     }
 }
 
