@@ -1,7 +1,7 @@
 //! The exchange of a launcher, used once: it tells all ranks where rank 0's store is.
 //!
-//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`Card`], by PMI, PMIx or
-//! MPI.
+//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`Card`], by PMI, PMIx
+//! or MPI.
 //! From then on the store of [`tcp`](super::tcp) does everything, so fences, departures and errors
 //! are the same under every launcher.
 

@@ -31,7 +31,8 @@ use crate::settings::{BootstrapChoice, Settings};
 /// The bytes in which a card is shared: its length, and then the card.
 const ROOM: usize = 4096;
 
-/// The bytes of a [`Mpi::present`] block: rank, size, and the boot id of the node's kernel.
+/// The bytes by which a rank presents itself: its number, its count of ranks, and its kernel's boot
+/// id, which zeros follow.
 const BLOCK: usize = 48;
 
 /// A communicator of the MPI library that this process has loaded.
@@ -156,10 +157,10 @@ impl<H: Handle> Mpi<H> {
         [world, null, byte]: [usize; 3],
         settings: &Settings,
     ) -> Result<Box<dyn Exchange>, BootstrapError> {
+        let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
         // SAFETY: the types are those of the MPI standard for functions of these names.
-        let (is_initialized, is_finalized, mut mpi) = unsafe {
-            let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
-            let mpi = Self {
+        let mut mpi = unsafe {
+            Self {
                 rank: function(library, "MPI_Comm_rank")?,
                 size: function(library, "MPI_Comm_size")?,
                 is_between: function(library, "MPI_Comm_test_inter")?,
@@ -169,21 +170,20 @@ impl<H: Handle> Mpi<H> {
                 comm,
                 byte,
                 seat,
-            };
-            let initialized: Ask = function(library, "MPI_Initialized")?;
-            (initialized, function::<Ask>(library, "MPI_Finalized")?, mpi)
+            }
         };
-        let is = |call: &str, function: Ask| {
+        for (call, wanted, why) in [
+            ("MPI_Initialized", true, "MPI is not initialised: call MPI_Init_thread first"),
+            ("MPI_Finalized", false, "MPI is finalised: start the runtime before MPI_Finalize"),
+        ] {
             let mut answer = 0;
-            // SAFETY: may be called at any time; the place for the answer is ours.
-            mpi.check(call, unsafe { function(&raw mut answer) })?;
-            Ok::<_, BootstrapError>(answer != 0)
-        };
-        if !is("MPI_Initialized", is_initialized)? {
-            return Err(failed("MPI is not initialised: call MPI_Init_thread first".into()));
-        }
-        if is("MPI_Finalized", is_finalized)? {
-            return Err(failed("MPI is finalised: start the runtime before MPI_Finalize".into()));
+            // SAFETY: the type is the standard's for both, which may be called at any time; the
+            // place for the answer is ours.
+            let code = unsafe { function::<Ask>(library, call)?(&raw mut answer) };
+            mpi.check(call, code)?;
+            if (answer != 0) != wanted {
+                return Err(failed(why.into()));
+            }
         }
         // Of an `int`, the upper half of the word does not count.
         if H::of(comm) == H::of(null) {
@@ -208,42 +208,19 @@ impl<H: Handle> Mpi<H> {
         Ok(Box::new(mpi))
     }
 
-    /// Presents this rank to all others. Returns its place on its node, after a check that all
-    /// count the same ranks. Its outcome is the same on all of them.
+    /// Presents this rank to all others. Returns its place on its node.
     fn present(&self) -> Result<u32, BootstrapError> {
         let Seat { rank, size, .. } = self.seat;
         let node = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let block = |rank: u32| {
-            let words = [rank.to_le_bytes(), size.to_le_bytes()];
-            let mut bytes = words.as_flattened().iter().chain(&node).copied();
-            std::array::from_fn::<u8, BLOCK, _>(|_| bytes.next().unwrap_or(0))
-        };
-        let mine = block(rank);
+        let mine = block(rank, size, &node);
         let mut all = vec![[0; BLOCK]; size as usize];
+        let (byte, comm, len) = (H::of(self.byte), H::of(self.comm), BLOCK as c_int);
+        let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
         // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`; it has one group,
         // of `size` ranks, and there is room for a block of each.
-        let code = unsafe {
-            (self.allgather)(
-                mine.as_ptr().cast(),
-                BLOCK as c_int,
-                H::of(self.byte),
-                all.as_mut_ptr().cast(),
-                BLOCK as c_int,
-                H::of(self.byte),
-                H::of(self.comm),
-            )
-        };
+        let code = unsafe { (self.allgather)(from, len, byte, to, len, byte, comm) };
         self.check("MPI_Allgather", code)?;
-        if let Some(at) = (0..size).find(|&at| all[at as usize][..8] != block(at)[..8]) {
-            let word = |from: usize| all[at as usize][from..].first_chunk().copied();
-            let [theirs, of] = [0, 4].map(|from| word(from).map_or(0, u32::from_le_bytes));
-            return Err(failed(format!(
-                "rank {rank} counts {size} ranks, and in place {at} is rank {theirs} of {of}: hand \
-                in the same communicator on all ranks"
-            )));
-        }
-        let before = &all[..rank as usize];
-        Ok(before.iter().filter(|other| other[8..] == mine[8..]).count() as u32)
+        review(&all, rank, &node).map_err(failed)
     }
 
     /// Asks for a number of a communicator.
@@ -276,18 +253,17 @@ impl<H: Handle> Exchange for Mpi<H> {
 
     fn share(&mut self, card: Option<&[u8]>) -> Result<Vec<u8>, BootstrapError> {
         let mut room = [0; ROOM];
-        let (len, bytes) = room.split_at_mut(4);
         if let Some(card) = card {
             // Only the words of a failure may be longer.
-            let card = &card[..card.len().min(bytes.len())];
-            len.copy_from_slice(&(card.len() as u32).to_le_bytes());
-            bytes.iter_mut().zip(card).for_each(|(to, from)| *to = *from);
+            let card = &card[..card.len().min(ROOM - 4)];
+            let len = (card.len() as u32).to_le_bytes();
+            room.iter_mut().zip(len.iter().chain(card)).for_each(|(to, from)| *to = *from);
         }
         let (byte, comm) = (H::of(self.byte), H::of(self.comm));
+        let (bytes, len) = (room.as_mut_ptr().cast(), ROOM as c_int);
         // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`, and all ranks give
         // the same room.
-        let code = unsafe { (self.bcast)(room.as_mut_ptr().cast(), ROOM as c_int, byte, 0, comm) };
-        self.check("MPI_Bcast", code)?;
+        self.check("MPI_Bcast", unsafe { (self.bcast)(bytes, len, byte, 0, comm) })?;
         let (len, bytes) = room.split_at(4);
         let len = len.first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
         Ok(bytes.iter().take(len as usize).copied().collect())
@@ -295,6 +271,32 @@ impl<H: Handle> Exchange for Mpi<H> {
 
     /// Does nothing: MPI ends by the program's own call.
     fn end(&mut self) {}
+}
+
+fn block(rank: u32, size: u32, node: &[u8]) -> [u8; BLOCK] {
+    let words = [rank.to_le_bytes(), size.to_le_bytes()];
+    let mut bytes = words.as_flattened().iter().chain(node).copied();
+    std::array::from_fn(|_| bytes.next().unwrap_or(0))
+}
+
+/// Returns the place of a rank on its node, or the reason why not all count the same ranks. If one
+/// rank gets a reason, all do.
+fn review(all: &[[u8; BLOCK]], rank: u32, node: &[u8]) -> Result<u32, String> {
+    let size = all.len() as u32;
+    let mut place = 0;
+    for (at, theirs) in (0..).zip(all) {
+        let expected = block(at, size, node);
+        if theirs[..8] != expected[..8] {
+            let word = |from: usize| theirs[from..].first_chunk().copied().unwrap_or_default();
+            let [other, count] = [0, 4].map(|from| u32::from_le_bytes(word(from)));
+            return Err(format!(
+                "rank {rank} counts {size} ranks, and in place {at} is rank {other} of {count}: \
+                hand in the same communicator on all ranks"
+            ));
+        }
+        place += u32::from(at < rank && *theirs == expected);
+    }
+    Ok(place)
 }
 
 /// Refuses processes that were started as several, and that MPI takes for one: each would be a job
@@ -350,7 +352,17 @@ mod tests {
     fn a_process_without_mpi_is_told_to_load_it() {
         // SAFETY: no function is found that would take the handle.
         let comm = unsafe { MpiComm::from_raw(0x4400_0000) };
-        let error = comm.join(&Settings::default()).unwrap_err().to_string();
+        let error = comm.join(&Settings::defaults()).unwrap_err().to_string();
         assert!(error.contains("MPI_Comm_rank") && error.contains("RTLD_GLOBAL"), "{error}");
+    }
+
+    #[test]
+    fn ranks_count_each_other_by_node() {
+        let blocks = [(0, b"a"), (1, b"b"), (2, b"a"), (3, b"a")];
+        let all = blocks.map(|(rank, node)| block(rank, 4, node));
+        let places = blocks.map(|(rank, node)| review(&all, rank, node).unwrap());
+        assert_eq!(places, [0, 0, 1, 2]);
+        let why = review(&all[..3], 0, b"a").unwrap_err();
+        assert!(why.contains("counts 3 ranks, and in place 0 is rank 0 of 4"), "{why}");
     }
 }
