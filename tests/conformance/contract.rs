@@ -117,8 +117,9 @@ fn poll_until(sides: &mut [&mut Side], mut done: impl FnMut(usize, Event) -> boo
 pub(super) fn bring_up(link: &Arc<dyn Link>, sides: &mut [&mut Side]) {
     let start = Instant::now();
     let mut quiet = 0;
-    while !link.is_up() || quiet < 100 {
-        quiet += 1;
+    while quiet < 100 {
+        // The poll that finds the link up may leave its event to the next one.
+        quiet = if link.is_up() { quiet + 1 } else { 0 };
         for side in sides.iter_mut() {
             for event in side.poll() {
                 assert!(matches!(event, Event::Connected { .. }), "{event:?}");

@@ -183,6 +183,13 @@ impl Run<'_> {
         let transfers = &self.device.transfers;
         let mut names = {
             let Some(mut pulls) = transfers.pulls.try_lock() else { return };
+            if pulls.len() == 1
+                && let Some(only) = pulls.pop_front()
+            {
+                transfers.pulls.set_count(0);
+                drop(pulls);
+                return self.move_only(only);
+            }
             let names = std::mem::take(&mut *pulls);
             transfers.pulls.set_count(0);
             names
@@ -235,6 +242,31 @@ impl Run<'_> {
         *pulls = left;
         transfers.pulls.set_count(pulls.len());
     }
+
+    /// Lets the kernel copy the only message, without the lists that the order of several needs.
+    fn move_only(&mut self, at: At) {
+        let transfers = &self.device.transfers;
+        let is_left = match transfers.take_out(at) {
+            Some(transfer) => {
+                let mut out = Out { at, transfer };
+                self.ask_for_help(&mut out, true);
+                let turn = self.pull(&mut out, &mut { MOST });
+                let is_left = !matches!(turn, Turn::Over(_));
+                let flow = if let Turn::Over(flow) = turn { flow } else { Flow::Stays };
+                self.give_back(at, out.transfer, flow);
+                is_left
+            }
+            // Another thread carries it on, unless it has ended.
+            None => transfers.table.has(at),
+        };
+        if is_left {
+            // Before those that have arrived meanwhile.
+            let mut pulls = transfers.pulls.lock();
+            pulls.push_front(at);
+            transfers.pulls.set_count(pulls.len());
+        }
+    }
+
     fn ask_for_help(&self, out: &mut Out, is_alone: bool) {
         let peer = out.at.0;
         let InFlight::Rx(rx) = &mut *out.transfer else { return };

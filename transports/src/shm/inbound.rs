@@ -143,6 +143,17 @@ impl Inbound {
 
     #[inline(always)]
     fn look(&mut self, shared: &Shared, batch: &mut Batch) {
+        if let [sender] = &mut self.warm[..] {
+            // One ring takes no turns, and is too few to be cooled.
+            if let Look::Ended(cause) = sender.look(&shared.packets, batch) {
+                self.remove(shared, 0, cause, batch);
+            }
+            return;
+        }
+        self.look_in_turn(shared, batch);
+    }
+
+    fn look_in_turn(&mut self, shared: &Shared, batch: &mut Batch) {
         let count = self.warm.len();
         let mut tired = 0;
         let mut at = self.turn;
