@@ -133,11 +133,14 @@ fn cargo(root: &Path, words: &str) -> Command {
 /// Takes away what `cargo run` told *this* program about itself, and settings of Carrack that the
 /// caller happens to have: a step must find the same environment on every machine.
 pub(crate) fn clean(command: &mut Command) {
+    without(command, &["CARGO_PKG_", "CARGO_MANIFEST_", "CARRACK_"]);
+}
+
+/// Takes away the caller's variables whose names begin in one of these ways.
+pub(crate) fn without(command: &mut Command, prefixes: &[&str]) {
     for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        let ours = name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-        if ours || name.starts_with("CARRACK_") {
-            command.env_remove(&*name);
+        if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
         }
     }
 }

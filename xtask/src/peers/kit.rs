@@ -46,7 +46,7 @@ impl Kit {
         // The benchmark finds its libraries from where it lies, and children may run elsewhere.
         let peers = fs::canonicalize(peers)?;
         install::ucx(&peers)?;
-        install::mpich(&peers)?;
+        install::mpi(install::MPICH, &peers)?;
         let sources = workspace.root.join("xtask/peers");
         // It finds MPICH beside itself, also elsewhere.
         let (mpicc, bench) = (peers.join("mpich/bin/mpicc"), sources.join("mpi_bench.c"));

@@ -9,7 +9,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `install` | brings the peers from the package registry, without root |
+//! | `install` | brings peers and launchers from the package registry, without root |
 //! | `kit` | where the programs are: built here, or packed |
 //! | `pack` | puts them all into a folder |
 //! | `row` | what is measured |
@@ -27,7 +27,7 @@
 mod carrack;
 mod comparison;
 mod cores;
-mod install;
+pub(crate) mod install;
 mod kit;
 mod machine;
 mod memcpy;

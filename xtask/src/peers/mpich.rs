@@ -10,6 +10,7 @@ use super::row::{Op, Row, name};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child;
 use crate::error::TaskError;
+use crate::workspace::without;
 
 /// Settings that are tried with MPICH. By itself it takes its own shared memory and asks its
 /// network for messages as well; it can also leave everything to the UCX that it carries, which is
@@ -84,7 +85,7 @@ impl Side for Mpich {
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
         let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
-        side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
+        without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
         // Each rank by itself, so that each has its own core; started here, not through ssh.
         let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
         let threads = row.threads.to_string();

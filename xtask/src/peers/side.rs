@@ -1,6 +1,5 @@
 //! The interface of a side of the comparison, and the search for a peer's best settings.
 
-use std::process::Command;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -168,15 +167,6 @@ pub(super) fn limit(seconds: f64) -> Duration {
 pub(super) fn version(said: &str) -> String {
     let rest = said.split_once("ersion").map_or("", |(_, rest)| rest.trim_start_matches(':'));
     rest.split_whitespace().next().unwrap_or("of unknown version").to_owned()
-}
-
-/// Takes away what the caller's environment would change about a peer.
-pub(super) fn without(command: &mut Command, prefixes: &[&str]) {
-    for (name, _) in std::env::vars_os() {
-        if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
 }
 
 /// A line of `carrack perf --json`, or of `mpi_bench`, which has the same fields.

@@ -13,6 +13,7 @@ use super::row::{Op, Row, Test};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
 use crate::error::TaskError;
+use crate::workspace::without;
 
 /// Transports that UCX is tried with: each kind of shared memory, and all with kernel copies.
 const VARIANTS: &[Variant] = &[
@@ -55,7 +56,7 @@ impl Ucx {
 
     /// Tells a program of UCX where its libraries are.
     fn with_libraries(&self, mut command: Command, gpu: bool) -> Command {
-        side::without(&mut command, &["UCX_"]);
+        without(&mut command, &["UCX_"]);
         let lib = self.home().join("lib");
         // A packed folder has the modules for CUDA by themselves.
         let with_cuda = lib.join("ucx_cuda");

@@ -4,6 +4,7 @@
 //! failed, and which were skipped and why. The last line counts test functions, as CI reads it.
 
 mod deny;
+mod launchers;
 mod layout;
 mod long;
 mod miri;
@@ -27,7 +28,7 @@ use tally::Tally;
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Run what CI runs: also lints, docs, slow tests, optimised builds, loom, Miri, guests
+    /// Run what CI runs: also lints, docs, slow and optimised tests, loom, Miri, launchers, guests
     #[arg(long)]
     full: bool,
     /// Also run what takes hours: soaks, sanitizers, fuzzing

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::step::{Context, Outcome, Step, Stopped, Tier};
-use super::{deny, layout, long, miri, msrv, room, verbs_guest};
+use super::{deny, launchers, layout, long, miri, msrv, room, verbs_guest};
 use crate::child;
 
 /// Returns a step with a time limit in minutes.
@@ -36,7 +36,9 @@ pub(super) const ALL: &[Step] = &[
     step("miri", Tier::Full, 12, miri::step).optional(),
     step("layout", Tier::Full, 12, layout::step).optional(),
     step("cargo-deny", Tier::Full, 12, deny::step).optional(),
+    step("launchers", Tier::Full, 12, launchers::step).optional(),
     step("verbs guest", Tier::Full, 20, verbs_guest::step).optional(),
+    step("launchers, long", Tier::Long, 20, launchers::long_step).optional(),
     step("soak", Tier::Long, 240, long::soak),
     step("huge", Tier::Long, 60, long::huge),
     step("sanitizer", Tier::Long, 60, long::sanitizer).optional(),
