@@ -109,7 +109,8 @@ pub(super) fn listen(ports: &str, congestion: &str) -> io::Result<TcpListener> {
                 if !congestion.is_empty() {
                     sockopt::set_tcp_congestion(&listener, congestion).map_err(|error| {
                         io::Error::other(format!(
-                            "CARRACK_TCP_CONGESTION is {congestion:?}: {error};                             net.ipv4.tcp_allowed_congestion_control lists what this machine allows"
+                            "CARRACK_TCP_CONGESTION is {congestion:?}: {error}; \
+                             net.ipv4.tcp_allowed_congestion_control lists what this machine allows"
                         ))
                     })?;
                 }
