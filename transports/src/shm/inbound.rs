@@ -136,9 +136,14 @@ impl Inbound {
     pub(super) fn poll(&mut self, shared: &Shared, batch: &mut Batch) {
         self.look(shared, batch);
         if shared.page.bells().any() {
-            self.answer_bells(shared);
-            self.look(shared, batch);
+            self.answer(shared, batch);
         }
+    }
+
+    #[cold]
+    fn answer(&mut self, shared: &Shared, batch: &mut Batch) {
+        self.answer_bells(shared);
+        self.look(shared, batch);
     }
 
     #[inline(always)]
@@ -153,6 +158,7 @@ impl Inbound {
         self.look_in_turn(shared, batch);
     }
 
+    #[inline(always)]
     fn look_in_turn(&mut self, shared: &Shared, batch: &mut Batch) {
         let count = self.warm.len();
         let mut tired = 0;
