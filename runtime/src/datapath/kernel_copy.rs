@@ -250,10 +250,12 @@ impl Run<'_> {
             Some(transfer) => {
                 let mut out = Out { at, transfer };
                 self.ask_for_help(&mut out, true);
-                let turn = self.pull(&mut out, &mut { MOST });
-                let is_left = !matches!(turn, Turn::Over(_));
-                let flow = if let Turn::Over(flow) = turn { flow } else { Flow::Stays };
-                self.give_back(at, out.transfer, flow);
+                let flow = match self.pull(&mut out, &mut { MOST }) {
+                    Turn::Over(flow) => Some(flow),
+                    Turn::Waits | Turn::Begun => None,
+                };
+                let is_left = flow.is_none();
+                self.give_back(at, out.transfer, flow.unwrap_or(Flow::Stays));
                 is_left
             }
             // Another thread carries it on, unless it has ended.
