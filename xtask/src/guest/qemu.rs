@@ -57,9 +57,11 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     // The clock source is not the processor's cycle counter. The emulated counter is this
     // machine's, which goes on while a virtual machine is paused, and its calibration fails on
     // busy processors. To a guest whose clock is ten times too fast, every peer is silent.
+    //
+    // A kernel whose processor is stuck for two minutes, twice the threshold, says where and ends.
     let kernel = "console=ttyS0 quiet maxcpus=1 panic=-1 oops=panic clocksource=hpet \
-        no_timer_check mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 audit=0 \
-        net.ifnames=0";
+        no_timer_check mitigations=off nmi_watchdog=0 watchdog_thresh=60 softlockup_panic=1 \
+        rcupdate.rcu_cpu_stall_suppress=1 audit=0 net.ifnames=0";
     line.option("-append", format!("{kernel} guest.limit={}", (left + SLACK).as_secs()));
     line.option("-serial", format!("file:{CONSOLE}"));
     line.words("-object rng-random,id=rng,filename=/dev/urandom -device virtio-rng-pci,rng=rng");

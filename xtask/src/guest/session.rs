@@ -243,11 +243,14 @@ impl Session {
             let (node, seconds) = (guest.node, limit.as_secs());
             let failed = guest.end.status.is_none() && !guest.end.excused;
             if failed && self.timed_out {
-                eprintln!("xtask: guest {node} was still running after {seconds} s and was ended");
+                eprintln!(
+                    "xtask: guest {node} was still running after {seconds} s and was ended; its \
+                     kernel's last words:"
+                );
             } else if failed {
-                eprintln!("xtask: guest {node} ended without a status; its last words:");
+                eprintln!("xtask: guest {node} ended without a status; its kernel's last words:");
             }
-            if console || (failed && !self.timed_out) {
+            if console || failed {
                 let files = [qemu::LOG, qemu::CONSOLE].map(|name| guest.folder.join(name));
                 let said = files.map(|file| fs::read(file).unwrap_or_default()).concat();
                 let said = String::from_utf8_lossy(&said);
