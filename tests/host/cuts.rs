@@ -5,7 +5,8 @@
 
 use crate::support::{Watchdog, pattern, rng};
 use carrack::transports::contract::{
-    Batch, Device, Domain, Event, Header, Identity, Link, Op, OpToken, PeerId, Submit, Transport,
+    Batch, Device, Domain, Event, Exposed, Header, Identity, Link, Op, OpToken, Payload, PeerId,
+    Submit, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::tcp::address::Address;
@@ -108,62 +109,125 @@ fn len(number: u64) -> usize {
     [0, 8, 40, 41, 700, 8000][number as usize % 6]
 }
 
+const MESSAGES: u64 = 30_000;
+const PUTS: u64 = 300;
+const PUT: usize = 300_000;
+
+/// What goes one way.
+struct Traffic {
+    link: Arc<dyn Link>,
+    /// The other way: its sender exposes what puts go to.
+    back: Arc<dyn Link>,
+    window: Option<Box<dyn Exposed>>,
+    sent: u64,
+    arrived: u64,
+    puts: u64,
+    ended: u64,
+}
+
+impl Traffic {
+    fn new(link: &Arc<dyn Link>, back: &Arc<dyn Link>) -> Self {
+        let (link, back) = (link.clone(), back.clone());
+        let mut traffic = Self { link, back, window: None, sent: 0, arrived: 0, puts: 0, ended: 0 };
+        traffic.expose(vec![0; PUT].into());
+        traffic
+    }
+
+    fn expose(&mut self, buffer: Buffer) {
+        self.window = Some(self.back.expose(buffer).map_err(|(why, _)| why).unwrap());
+    }
+
+    fn is_over(&self) -> bool {
+        self.arrived == MESSAGES && self.ended == PUTS
+    }
+
+    fn post(&mut self, messages: u64) {
+        for _ in 0..messages {
+            let bytes = pattern(self.sent, len(self.sent));
+            let op = Op::AmCopied { header: Header([self.sent, 0]), bytes: MemRef::host(&bytes) };
+            if self.sent < MESSAGES && self.link.submit(op).unwrap() == Submit::Done {
+                self.sent += 1;
+            }
+        }
+        if self.puts == self.ended && self.puts < PUTS {
+            let to = self.window.as_ref().unwrap().place();
+            let mut buffer = Buffer::from(pattern(self.puts, PUT));
+            let put = Op::Put { to, buffer: &mut buffer, token: OpToken(self.puts) };
+            self.puts += u64::from(self.link.submit(put).unwrap() == Submit::Posted);
+        }
+    }
+
+    /// An event of the receiver.
+    fn arrives(&mut self, header: Header, payload: &Payload) {
+        assert_eq!(header.0[0], self.arrived);
+        let mut bytes = vec![0; payload.len()];
+        copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
+        assert_eq!(bytes, pattern(self.arrived, len(self.arrived)));
+        self.arrived += 1;
+    }
+
+    /// An event of the sender.
+    fn ends(&mut self, token: OpToken, buffer: &Buffer) {
+        assert_eq!((token, buffer.len()), (OpToken(self.ended), PUT));
+        let there = self.window.take().unwrap().take_back();
+        assert!(there.as_slice() == buffer.as_slice(), "put {}", self.ended);
+        self.expose(there);
+        self.ended += 1;
+    }
+}
+
+fn take(event: Event, leaving: &mut Traffic, coming: &mut Traffic) {
+    match event {
+        Event::Arrived { header, payload, .. } => coming.arrives(header, &payload),
+        Event::Completion { token, outcome, buffer } => {
+            outcome.unwrap();
+            leaving.ends(token, &buffer);
+        }
+        Event::Connected { .. } => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Both links go over relays; whichever connection they share is cut again and again.
 #[test]
-fn nothing_is_lost_or_doubled_however_often_the_connection_is_cut() {
-    const MESSAGES: u64 = 30_000;
-    const PUTS: u64 = 300;
-    const PUT: usize = 300_000;
+fn nothing_is_lost_or_doubled_either_way_however_often_connections_are_cut() {
     let _watchdog = Watchdog::over("cuts");
     let mut rng = rng();
     let [mut here, mut there] = [0, 1].map(Side::new);
     let (relay, out) = there.link_from(&here, 1);
-    let (_, back) = here.link_from(&there, 0);
+    let (other_relay, back) = here.link_from(&there, 0);
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
-    let mut window = Some(back.expose(vec![0; PUT].into()).map_err(|(why, _)| why).unwrap());
-    let (mut sent, mut arrived, mut puts, mut ended, mut cuts) = (0, 0, 0, 0, 0);
-    let mut next_cut = Instant::now();
-    while arrived < MESSAGES || ended < PUTS {
+    let (mut one, mut other) = (Traffic::new(&out, &back), Traffic::new(&back, &out));
+    let (mut cuts, mut next_cut) = (0, Instant::now());
+    while !one.is_over() || !other.is_over() {
         if Instant::now() > next_cut {
             cuts += 1;
-            relay.cut();
+                eprintln!(
+                    "DBG {cuts} {} {} {} {} | {} {} {} {}",
+                    one.sent,
+                    one.arrived,
+                    one.puts,
+                    one.ended,
+                    other.sent,
+                    other.arrived,
+                    other.puts,
+                    other.ended
+                );
+            }
+            // One, the other, or both.
+            let which = rng.random_range(0..3);
+            if which != 1 {
+                relay.cut();
+            }
+            if which != 0 {
+                other_relay.cut();
+            }
             next_cut = Instant::now() + Duration::from_millis(rng.random_range(1..20));
         }
-        for _ in 0..rng.random_range(0..20) {
-            let (header, bytes) = (Header([sent, 0]), pattern(sent, len(sent)));
-            let op = Op::AmCopied { header, bytes: MemRef::host(&bytes) };
-            if sent < MESSAGES && out.submit(op).unwrap() == Submit::Done {
-                sent += 1;
-            }
-        }
-        if puts == ended && puts < PUTS {
-            let to = window.as_ref().unwrap().place();
-            let mut buffer = Buffer::from(pattern(puts, PUT));
-            let put = Op::Put { to, buffer: &mut buffer, token: OpToken(puts) };
-            puts += u64::from(out.submit(put).unwrap() == Submit::Posted);
-        }
-        here.poll(|event| match event {
-            Event::Completion { token, outcome, buffer } => {
-                outcome.unwrap();
-                assert_eq!((token, buffer.len()), (OpToken(ended), PUT));
-                let there = window.take().unwrap().take_back();
-                assert!(there.as_slice() == buffer.as_slice(), "put {ended}");
-                window = Some(back.expose(there).map_err(|(why, _)| why).unwrap());
-                ended += 1;
-            }
-            Event::Connected { .. } => {}
-            other => panic!("{other:?}"),
-        });
-        there.poll(|event| match event {
-            Event::Arrived { header, payload, .. } => {
-                assert_eq!(header.0[0], arrived);
-                let mut bytes = vec![0; payload.len()];
-                copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
-                assert_eq!(bytes, pattern(arrived, len(arrived)));
-                arrived += 1;
-            }
-            Event::Connected { .. } => {}
-            other => panic!("{other:?}"),
-        });
+        one.post(rng.random_range(0..20));
+        other.post(rng.random_range(0..20));
+        here.poll(|event| take(event, &mut one, &mut other));
+        there.poll(|event| take(event, &mut other, &mut one));
     }
     assert!(cuts > 10, "{cuts}");
 }

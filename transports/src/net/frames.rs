@@ -61,6 +61,11 @@ impl Inbox {
         Ok(Some(frame))
     }
 
+    /// Returns the bytes behind the frames that were taken.
+    pub fn into_rest(mut self) -> Vec<u8> {
+        self.bytes.split_off(self.taken)
+    }
+
     /// Bytes that have come and were not taken.
     pub fn len(&self) -> usize {
         self.bytes.len() - self.taken

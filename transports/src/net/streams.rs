@@ -99,9 +99,10 @@ impl TcpChannel {
         self.stream.peer_addr().ok()
     }
 
-    /// Returns the socket, when the frames are over and other bytes follow.
-    pub fn into_stream(self) -> TcpStream {
-        self.stream
+    /// Returns the socket, when the frames are over and other bytes follow, with those of them that
+    /// have come.
+    pub fn into_stream(self) -> (TcpStream, Vec<u8>) {
+        (self.stream, self.inbox.into_rest())
     }
 
     /// Returns who is at the other end, for people.

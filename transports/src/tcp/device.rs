@@ -122,6 +122,7 @@ impl TcpDevice {
                 left: Mutex::default(),
                 flusher: Flusher::default(),
                 expected: Mutex::default(),
+                joined: Mutex::default(),
                 events: Mutex::default(),
                 deaths: Mutex::default(),
                 looks_soon: AtomicBool::new(false),
@@ -168,11 +169,16 @@ impl TcpDevice {
         // The flag goes first: what is added meanwhile sets it again.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
-            self.tick(polling);
+            self.tick(polling, batch);
+        }
+        let joined = std::mem::take(&mut *self.shared.joined.lock());
+        for index in joined {
+            self.let_join(polling, index);
         }
         self.shared.send_left(0);
         for index in self.shared.expected.lock().drain(..) {
-            polling.warm(OUTGOING | u64::from(index));
+            let reader = self.shared.link(index).and_then(|link| link.reader());
+            polling.warm(reader.map_or(OUTGOING | u64::from(index), name_of));
         }
         let mut events = self.shared.events.lock();
         while !batch.is_full()
@@ -212,7 +218,7 @@ impl TcpDevice {
                 if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == name) {
                     hot.1 = now;
                 }
-            } else if now.wrapping_sub(since) > WARM && !self.is_awaited(name) {
+            } else if now.wrapping_sub(since) > WARM && !self.is_awaited(polling, name) {
                 polling.hot.swap_remove(at);
                 self.acknowledge(polling, name, true);
             }
@@ -220,8 +226,13 @@ impl TcpDevice {
     }
 
     /// Returns `true` if an operation's end is waited for on that socket.
-    fn is_awaited(&self, name: u64) -> bool {
-        let link = (name & OUTGOING != 0).then(|| self.shared.link(number(name))).flatten();
+    fn is_awaited(&self, polling: &Polling, name: u64) -> bool {
+        let link = if name & OUTGOING != 0 {
+            self.shared.link(number(name))
+        } else {
+            let entry = polling.inbound.get(number(name) as usize).and_then(Option::as_ref);
+            entry.and_then(|entry| entry.other.clone())
+        };
         link.is_some_and(|link| !link.is_over() && link.has_bodies())
     }
 
@@ -241,7 +252,8 @@ impl TcpDevice {
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
         let mut to = Receiving { packets, windows, batch, scratch };
-        let read = entry.incoming.read(entry.socket.as_ref(), &mut to);
+        let read = entry.incoming.read(entry.socket.as_deref(), &mut to);
+        entry.take_told(&self.shared);
         let peer = entry.incoming.peer;
         match read {
             Ok(read) => {
@@ -275,7 +287,7 @@ impl TcpDevice {
     pub(super) fn lose(&self, polling: &mut Polling, index: u32) {
         if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
             let timeout = self.shared.options.timeout;
-            let heard = entry.socket.take().map(|socket| heard_at(&socket, timeout));
+            let heard = entry.hang_up(&self.shared).map(|socket| heard_at(&socket, timeout));
             let silent = heard.map(|at| at.elapsed()).unwrap_or_default();
             entry.lost = Some(Lost::after(silent));
             self.shared.look_soon();
@@ -287,7 +299,7 @@ impl TcpDevice {
         if name & !0xffff_ffff == INCOMING
             && let Some(Some(entry)) = polling.inbound.get_mut(number(name) as usize)
         {
-            entry.acknowledge(all);
+            entry.acknowledge(&self.shared, all);
         }
     }
 
@@ -309,11 +321,24 @@ impl TcpDevice {
         for event in ready {
             let name = event.data.u64();
             match name & !0xffff_ffff {
-                INCOMING if self.receive(polling, number(name), batch) => polling.warm(name),
-                INCOMING => {}
+                INCOMING => {
+                    let entry = polling.inbound.get(number(name) as usize);
+                    let other = entry.and_then(Option::as_ref).and_then(|it| it.other.clone());
+                    if let Some(other) = other {
+                        other.advance(&self.shared);
+                    }
+                    if self.receive(polling, number(name), batch) {
+                        polling.warm(name);
+                    }
+                }
                 OUTGOING => {
                     if let Some(link) = self.shared.link(number(name)) {
                         link.advance(&self.shared);
+                        if let Some(reader) = link.reader()
+                            && self.receive(polling, reader, batch)
+                        {
+                            polling.warm(name_of(reader));
+                        }
                     }
                 }
                 STRANGER => self.hear_stranger(polling, number(name)),
@@ -329,12 +354,12 @@ impl TcpDevice {
         // Only a tick finds a connection on which bytes stand still.
         let pause = if polling.is_troubled { TICK } else { 10 * TICK };
         if polling.ticked_at.elapsed() >= pause {
-            self.tick(polling);
+            self.tick(polling, batch);
         }
     }
 
     /// Looks after connections that are not up, or stand still.
-    fn tick(&self, polling: &mut Polling) {
+    fn tick(&self, polling: &mut Polling, batch: &mut Batch) {
         polling.ticked_at = Instant::now();
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
@@ -347,12 +372,14 @@ impl TcpDevice {
             self.hear_stranger(polling, place);
         }
         polling.is_troubled = polling.strangers.expire();
+        self.part(polling, batch);
         let links = self.shared.outgoing.lock().clone();
         for (index, link) in links.iter().enumerate() {
             let Some(link) = link else { continue };
             if link.is_over() {
                 self.shared.outgoing.lock()[index] = None;
             } else {
+                self.join(polling, link);
                 polling.is_troubled |= link.look_after(&self.shared);
             }
         }
@@ -383,8 +410,10 @@ impl Polling {
 
     /// Forgets a link that leads here.
     pub(super) fn leave(&mut self, index: u32) {
-        if let Some(entry) = self.inbound.get_mut(index as usize) {
-            *entry = None;
+        if let Some(entry) = self.inbound.get_mut(index as usize)
+            && let Some(other) = entry.take().and_then(|entry| entry.other)
+        {
+            other.set_reader(None);
         }
         self.hot.retain(|hot| hot.0 != name_of(index));
     }

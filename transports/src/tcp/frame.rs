@@ -1,4 +1,5 @@
-//! Frames: the heads that divide a link's bytes into messages and puts.
+//! Frames: the heads that divide a link's bytes into messages, puts, and words about the link that
+//! goes the other way on the same connection.
 
 use crate::contract::Header;
 use zerocopy::little_endian::U64;
@@ -10,6 +11,8 @@ pub const HEAD: usize = size_of::<Head>();
 const MESSAGE: u8 = 1;
 const PUT: u8 = 2;
 const BYE: u8 = 3;
+const ACK: u8 = 4;
+const WELCOME: u8 = 5;
 
 /// Bits of a length. The kind lies in the eight bits above.
 const LENGTH_BITS: u32 = 56;
@@ -42,6 +45,22 @@ pub enum Frame {
     },
     /// The end of the link, in order.
     Bye,
+    /// Acknowledges bytes of the link that goes the other way on this connection.
+    Ack {
+        /// Number of that link.
+        link: u64,
+        /// Its bytes that have come, since it began.
+        received: u64,
+    },
+    /// Lets a link go the other way on this connection.
+    Welcome {
+        /// Number of that link.
+        link: u64,
+        /// Number of its connection that is answered, below 2^56.
+        attempt: u64,
+        /// Its bytes that have come; `u64::MAX`: it has ended, or there are too many.
+        received: u64,
+    },
 }
 
 impl Frame {
@@ -51,6 +70,8 @@ impl Frame {
             Self::Message { header, len } => (MESSAGE, len as u64, header.0),
             Self::Put { window, at, len } => (PUT, len, [window, at]),
             Self::Bye => (BYE, 0, [0; 2]),
+            Self::Ack { link, received } => (ACK, 0, [link, received]),
+            Self::Welcome { link, attempt, received } => (WELCOME, attempt, [link, received]),
         };
         let kind_and_length = u64::from(kind) << LENGTH_BITS | len;
         let head = Head { kind_and_length: kind_and_length.into(), words: words.map(U64::from) };
@@ -78,6 +99,8 @@ impl Frame {
             }
             PUT => Err(format!("a put of {len} bytes at {second}")),
             BYE if len == 0 => Ok(Self::Bye),
+            ACK if len == 0 => Ok(Self::Ack { link: first, received: second }),
+            WELCOME => Ok(Self::Welcome { link: first, attempt: len, received: second }),
             kind => Err(format!("a frame of unknown kind {kind}")),
         }
     }
@@ -96,6 +119,8 @@ mod tests {
             Frame::Message { header, len: 100 },
             Frame::Put { window: 3, at: 1 << 40, len: (1 << LENGTH_BITS) - 1 },
             Frame::Bye,
+            Frame::Ack { link: u64::MAX, received: 5 },
+            Frame::Welcome { link: 9, attempt: (1 << LENGTH_BITS) - 1, received: u64::MAX },
         ] {
             assert_eq!(Frame::decode(frame.encode(), 100), Ok(frame));
         }

@@ -16,6 +16,10 @@ use std::sync::Arc;
 /// Bytes that are taken off a connection in one poll, so that others have their turn.
 const TURN: usize = 8 << 20;
 
+/// Bytes of words about the other link that are acknowledged by themselves: without a bound their
+/// sender would keep all of them, and if each were acknowledged there would be no end of it.
+const NOTES: u64 = 4096;
+
 /// Acknowledgement of a link whose receiver has closed its device.
 pub(super) const CLOSED: u64 = u64::MAX;
 
@@ -44,6 +48,8 @@ pub(super) struct Incoming {
     pub(super) device: DeviceKey,
     /// Number of the link, which its sender has drawn.
     pub(super) link: u64,
+    /// Number of the connection among those of the link.
+    pub(super) attempt: u64,
     /// Bytes that were taken off its connections.
     received: u64,
     /// Bytes of them that were acknowledged.
@@ -55,8 +61,18 @@ pub(super) struct Incoming {
     landing: Option<Landing>,
     /// Set if the sender of a put waits for its acknowledgement.
     owes_ack: bool,
+    /// Bytes of words about the other link since the last acknowledgement.
+    notes: u64,
+    told: Told,
     /// The end of the link was read.
     pub(super) is_over: bool,
+}
+
+/// The last words about the link that goes the other way that are not taken up.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Told {
+    pub(super) welcome: Option<Frame>,
+    pub(super) ack: Option<Frame>,
 }
 
 /// The result of reading a connection.
@@ -85,11 +101,14 @@ impl Incoming {
             peer,
             device,
             link,
+            attempt: 0,
             received: 0,
             acked: 0,
             pending: Vec::new(),
             landing: None,
             owes_ack: false,
+            notes: 0,
+            told: Told::default(),
             is_over: false,
         }
     }
@@ -99,16 +118,25 @@ impl Incoming {
         self.received
     }
 
-    /// Returns the acknowledgement that is due: a put has ended, or much has come; or that of all
-    /// bytes.
-    pub(super) fn ack(&mut self, all: bool) -> Option<u64> {
+    /// Returns `true` if an acknowledgement is due: a put has ended, or much has come; or, for that
+    /// of all bytes, anything.
+    #[inline]
+    pub(super) fn owes_ack(&self, all: bool) -> bool {
         let due = if all { 1 } else { self.ack_at };
-        let due = self.owes_ack || self.received - self.acked >= due;
-        due.then(|| {
-            self.owes_ack = false;
-            self.acked = self.received;
-            self.received
-        })
+        let come = (self.received - self.acked).saturating_sub(self.notes);
+        self.owes_ack || come >= due || self.notes >= NOTES
+    }
+
+    /// Notes that all bytes were acknowledged.
+    pub(super) fn was_acked(&mut self) {
+        (self.owes_ack, self.notes) = (false, 0);
+        self.acked = self.received;
+    }
+
+    /// Takes the words about the link that goes the other way.
+    #[inline]
+    pub(super) fn take_told(&mut self) -> Option<Told> {
+        (self.told != Told::default()).then(|| std::mem::take(&mut self.told))
     }
 
     /// Takes in what has come.
@@ -226,6 +254,16 @@ impl Incoming {
                 }
                 Frame::Bye => {
                     self.is_over = true;
+                    rest = body;
+                }
+                word @ Frame::Ack { .. } => {
+                    self.notes += HEAD as u64;
+                    self.told.ack = Some(word);
+                    rest = body;
+                }
+                word @ Frame::Welcome { .. } => {
+                    self.notes += HEAD as u64;
+                    self.told.welcome = Some(word);
                     rest = body;
                 }
             }
@@ -380,7 +418,7 @@ mod tests {
         let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
         stream.extend(b"bytes");
         for (at, piece) in stream.chunks(3).enumerate() {
-            assert_eq!(incoming.ack(false), None, "piece {at}");
+            assert!(!incoming.owes_ack(false), "piece {at}");
             let mut to = Receiving {
                 packets: &pool,
                 windows: &windows,
@@ -389,7 +427,7 @@ mod tests {
             };
             incoming.take_in(piece, &mut to).unwrap();
         }
-        assert_eq!(incoming.ack(false), Some(0), "no socket has counted bytes");
+        assert!(incoming.owes_ack(false));
         let buffer = crate::contract::Exposed::take_back(open);
         assert_eq!(buffer.as_slice(), Some(&b"\0\0bytes\0\0\0"[..]));
     }

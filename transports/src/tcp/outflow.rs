@@ -3,6 +3,7 @@
 //! A byte is known by its offset since the link began. Bytes stay here until the peer has
 //! acknowledged them, so that another connection can send them once more.
 
+use super::frame::{Frame, HEAD};
 use crate::contract::{Chunk, OpToken};
 use crate::mem::copy::copy_now;
 use crate::mem::{Buffer, MemMut, MemRef};
@@ -70,12 +71,15 @@ pub(super) struct Outflow {
     end: u64,
     /// Bodies among the pieces.
     bodies: usize,
+    /// Offsets of the ends of notes that are not acknowledged.
+    notes: VecDeque<u64>,
 }
 
 impl Outflow {
-    /// Copied bytes that are not acknowledged.
+    /// Copied bytes that are not acknowledged, apart from notes.
     pub(super) fn copied(&self) -> usize {
-        self.copied.len()
+        // A part of the first note may be acknowledged.
+        self.copied.len().saturating_sub(self.notes.len() * HEAD)
     }
 
     /// Bytes that were sent, since the link began.
@@ -102,6 +106,13 @@ impl Outflow {
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.copied.extend(bytes);
         self.added(bytes.len());
+    }
+
+    /// Adds a frame about the link that goes the other way. It takes none of the window's room: a
+    /// window that is full has to be acknowledged all the same.
+    pub(super) fn push_note(&mut self, frame: Frame) {
+        self.push(&frame.encode());
+        self.notes.push_back(self.end);
     }
 
     /// Adds a copy of host memory, which peers may be writing at this moment.
@@ -188,6 +199,9 @@ impl Outflow {
             return Err(Unsent { acked, sent: self.sent });
         }
         self.acked = self.acked.max(acked);
+        while self.notes.front().is_some_and(|end| *end <= self.acked) {
+            self.notes.pop_front();
+        }
         while let Some(piece) = self.pieces.front_mut() {
             let there = usize::try_from(self.acked - self.first).unwrap_or(usize::MAX);
             match piece {
@@ -267,6 +281,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Copy(usize),
+        Note,
         Body(usize),
         Send(usize),
         Acknowledge(f64),
@@ -276,6 +291,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             (0..50_usize).prop_map(Step::Copy),
+            Just(Step::Note),
             (0..200_usize).prop_map(Step::Body),
             (1..150_usize).prop_map(Step::Send),
             (0.0..1.0).prop_map(Step::Acknowledge),
@@ -298,6 +314,10 @@ mod tests {
                         let bytes: Vec<u8> = fresh(len);
                         flow.push_memory(MemRef::host(&bytes));
                         wanted.extend(bytes);
+                    }
+                    Step::Note => {
+                        flow.push_note(Frame::Bye);
+                        wanted.extend(Frame::Bye.encode());
                     }
                     Step::Body(len) => {
                         let bytes: Vec<u8> = fresh(len);
@@ -322,6 +342,7 @@ mod tests {
                 prop_assert_eq!(&wire[..], &wanted[..wire.len()]);
                 prop_assert_eq!(flow.unsent(), (wanted.len() - wire.len()) as u64);
                 prop_assert_eq!(flow.unacked(), wire.len() as u64 - acked);
+                prop_assert!(flow.copied() as u64 <= flow.unsent() + flow.unacked());
             }
             while flow.unsent() > 0 {
                 send(&mut flow, 100, &mut wire);

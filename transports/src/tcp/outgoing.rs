@@ -2,15 +2,17 @@
 //!
 //! Bytes stay until the peer has acknowledged them. A connection that breaks is made anew, and goes
 //! on behind the bytes that the peer has.
+//!
+//! A link that *joins* a connection of its peer's link goes the other way on it.
 
 use super::address::Address;
-use super::device::OUTGOING;
+use super::device::{OUTGOING, name_of};
 use super::frame::{Frame, HEAD};
-use super::incoming::CLOSED;
+use super::incoming::{CLOSED, Told};
 use super::outflow::{Body, Outflow};
 use super::shared::Shared;
 use super::socket::{self, Gathered};
-use super::wire;
+use super::wire::{self, ENDED, Hello, JOIN};
 use crate::clock::ticks;
 use crate::contract::{DownCause, Event, OpFailure, PeerId};
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
@@ -19,11 +21,12 @@ use crate::net::streams::TcpChannel;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{SendFlags, sockopt};
 use std::io::Read;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limit of a connect; then the next address is dialled.
@@ -36,6 +39,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The kernel itself waits longer and longer before it sends again, and so outlasts a cut.
 const STALLED: Duration = Duration::from_millis(500);
 
+/// In place of the number of a link that leads here: none.
+const NONE: u32 = u32::MAX;
+
 /// The sending end.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -44,12 +50,16 @@ pub(super) struct Outgoing {
     pub(super) index: u32,
     /// Number that tells the peer which link a connection belongs to.
     number: u64,
-    address: Address,
+    pub(super) address: Address,
     candidates: Vec<SocketAddr>,
     pub(super) is_up: AtomicBool,
     is_over: AtomicBool,
     /// Ticks of the last call that has sent something.
     sent_at: AtomicU64,
+    /// Place of the link that leads here on the same connection, and takes what comes on it.
+    reader: AtomicU32,
+    /// Set when a connection that served both ways has broken, until a poll takes that up.
+    has_parted: AtomicBool,
     pub(super) sending: Mutex<Sending>,
 }
 
@@ -67,6 +77,12 @@ pub(super) struct Sending {
     ack: Vec<u8>,
     /// Set when the user has dropped the link: it ends when all is acknowledged.
     is_dropped: bool,
+    /// Connections that were begun.
+    attempts: u64,
+    /// Set once the peer's link goes the other way on this link's connection: frames come on it.
+    is_shared: bool,
+    /// The introduction of that link, until a poll takes it up.
+    joins: Option<Hello>,
 }
 
 /// The connection.
@@ -75,8 +91,44 @@ pub(super) enum Line {
     Dialling(Box<Dialling>),
     /// All addresses were dialled in vain.
     Pause(Instant),
-    Up(TcpStream),
+    Up(Arc<TcpStream>),
+    /// The other direction of a connection of the peer's link.
+    Joined(Joined),
     Over(DownCause),
+}
+
+#[derive(Debug)]
+pub(super) struct Joined {
+    socket: Arc<TcpStream>,
+    /// Place of the link that leads here.
+    reader: u32,
+    /// The peer has said behind which byte the link goes on.
+    is_welcome: bool,
+}
+
+impl Line {
+    /// Returns the connection, up or not.
+    fn socket(&self) -> Option<&Arc<TcpStream>> {
+        match self {
+            Self::Up(socket) | Self::Joined(Joined { socket, .. }) => Some(socket),
+            Self::Dialling(_) | Self::Pause(_) | Self::Over(_) => None,
+        }
+    }
+
+    fn is(&self, connection: &Arc<TcpStream>) -> bool {
+        self.socket().is_some_and(|socket| Arc::ptr_eq(socket, connection))
+    }
+
+    /// Returns the connection if the link's bytes may be sent on it.
+    #[inline]
+    fn carries(&self) -> Option<&Arc<TcpStream>> {
+        match self {
+            Self::Up(socket) | Self::Joined(Joined { socket, is_welcome: true, .. }) => {
+                Some(socket)
+            }
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -88,6 +140,8 @@ pub(super) struct Dialling {
     refused: bool,
     is_connected: bool,
     until: Instant,
+    /// What is said once both sides are proved.
+    hello: Hello,
     /// Until both sides are proved.
     greeting: Option<Box<Greeting>>,
 }
@@ -107,6 +161,9 @@ impl Outgoing {
             alive_at: Instant::now(),
             ack: Vec::new(),
             is_dropped: false,
+            attempts: 0,
+            is_shared: false,
+            joins: None,
         };
         Self {
             peer,
@@ -117,6 +174,8 @@ impl Outgoing {
             is_up: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             sent_at: AtomicU64::new(0),
+            reader: AtomicU32::new(NONE),
+            has_parted: AtomicBool::new(false),
             sending: Mutex::new(sending),
         }
     }
@@ -135,8 +194,10 @@ impl Outgoing {
     pub(super) fn is_moving(&self) -> bool {
         self.sending.try_lock().is_none_or(|sending| match &sending.line {
             Line::Over(_) => false,
-            Line::Up(socket) => socket::in_flight(socket) > 0,
-            Line::Dialling(_) | Line::Pause(_) => true,
+            Line::Up(socket) | Line::Joined(Joined { socket, is_welcome: true, .. }) => {
+                socket::in_flight(socket) > 0
+            }
+            Line::Joined(_) | Line::Dialling(_) | Line::Pause(_) => true,
         })
     }
 
@@ -144,12 +205,11 @@ impl Outgoing {
     pub(super) fn advance(&self, shared: &Shared) {
         let mut sending = self.sending.lock();
         loop {
-            let sent = sending.flow.sent();
             match &mut sending.line {
                 Line::Over(_) => return,
                 Line::Pause(until) if *until > Instant::now() => return,
                 Line::Pause(_) => self.dial(&mut sending, shared, (0, true)),
-                Line::Dialling(dialling) => match self.greet(dialling, shared, sent) {
+                Line::Dialling(dialling) => match self.greet(dialling, shared) {
                     Greeted::Wait => return,
                     Greeted::Alive => sending.alive_at = Instant::now(),
                     Greeted::Up(received) => self.up(&mut sending, shared, received),
@@ -169,6 +229,7 @@ impl Outgoing {
                         return self.end(&mut sending, shared, DownCause::Refused(why));
                     }
                 },
+                Line::Joined(_) => return self.flush(&mut sending, shared),
                 Line::Up(_) => {
                     self.hear(&mut sending, shared);
                     if let Line::Up(_) = sending.line {
@@ -208,7 +269,12 @@ impl Outgoing {
         match &sending.line {
             Line::Over(_) => false,
             Line::Up(socket) if socket::in_flight(socket) == 0 => false,
-            Line::Up(socket) => {
+            Line::Joined(Joined { socket, is_welcome: true, .. })
+                if socket::in_flight(socket) == 0 =>
+            {
+                false
+            }
+            Line::Up(socket) | Line::Joined(Joined { socket, .. }) => {
                 if socket::stalled(socket).is_some_and(|silent| silent > STALLED) {
                     self.broke(&mut sending, shared, "its machine acknowledges nothing");
                 }
@@ -237,12 +303,17 @@ impl Outgoing {
     ) -> bool {
         let mut sending = self.sending.lock();
         sending.bye();
+        if matches!(sending.line, Line::Joined(Joined { is_welcome: false, .. })) {
+            // Nobody reads the answer any more.
+            self.broke(&mut sending, shared, "this device closes");
+        }
         loop {
-            self.hear(&mut sending, shared);
             self.flush(&mut sending, shared);
             let left = match &sending.line {
                 Line::Over(_) => break,
-                Line::Up(socket) => sending.flow.unsent() > 0 || socket::in_flight(socket) > 0,
+                Line::Up(socket) | Line::Joined(Joined { socket, .. }) => {
+                    sending.flow.unsent() > 0 || socket::in_flight(socket) > 0
+                }
                 Line::Dialling(_) | Line::Pause(_) => {
                     sending.flow.copied() > HEAD || sending.flow.has_bodies()
                 }
@@ -252,6 +323,8 @@ impl Outgoing {
                 self.end(&mut sending, shared, DownCause::Closed);
                 return is_sent;
             }
+            self.hear(&mut sending, shared);
+            self.drop_frames(&mut sending, shared);
             MutexGuard::unlocked(&mut sending, || {
                 std::thread::sleep(Duration::from_micros(200));
                 meanwhile();
@@ -261,11 +334,147 @@ impl Outgoing {
         true
     }
 
+    /// Returns the place of the link that leads here on the same connection.
+    pub(super) fn reader(&self) -> Option<u32> {
+        Some(self.reader.load(Ordering::Relaxed)).filter(|reader| *reader != NONE)
+    }
+
+    pub(super) fn set_reader(&self, reader: Option<u32>) {
+        self.reader.store(reader.unwrap_or(NONE), Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the connection that it shared with a link of the peer has broken.
+    pub(super) fn has_parted(&self) -> bool {
+        self.has_parted.load(Ordering::Acquire)
+    }
+
+    /// Goes the other way on a connection of the peer's link, which leads here, if it has no
+    /// connection of its own; of two that were dialled, the link of the device with the higher key
+    /// changes over. Returns `true` if it does.
+    pub(super) fn join(&self, shared: &Shared, reader: u32, socket: &Arc<TcpStream>) -> bool {
+        let mut sending = self.sending.lock();
+        let joins = match &sending.line {
+            Line::Over(_) => false,
+            Line::Joined(joined) => !Arc::ptr_eq(&joined.socket, socket),
+            Line::Pause(_) if sending.attempts == 0 => true,
+            Line::Dialling(_) | Line::Pause(_) | Line::Up(_) => {
+                shared.address.key.0 > self.address.key.0
+            }
+        };
+        if !joins || sending.is_shared {
+            return false;
+        }
+        let words = self.hello(&mut sending, shared).join();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::send(socket, &words, flags) {
+            Ok(sent) if sent == words.len() => {}
+            // Only acknowledgements went that way, so there is room.
+            Ok(1..) => {
+                let _ = socket.shutdown(Shutdown::Both);
+                return false;
+            }
+            _ => return false,
+        }
+        sending.waits_for_room = false;
+        let socket = socket.clone();
+        sending.line = Line::Joined(Joined { socket, reader, is_welcome: false });
+        self.set_reader(Some(reader));
+        self.has_parted.store(false, Ordering::Release);
+        true
+    }
+
+    /// Introduces the link on a further connection.
+    fn hello(&self, sending: &mut Sending, shared: &Shared) -> Hello {
+        sending.attempts += 1;
+        let (window, sent) = (shared.options.window as u64, sending.flow.sent());
+        Hello {
+            link: self.number.into(),
+            window: window.into(),
+            sent: sent.into(),
+            attempt: sending.attempts.into(),
+        }
+    }
+
+    /// Returns the introduction of a peer's link that joins this link's connection, and the
+    /// connection.
+    pub(super) fn joins(&self) -> Option<(Hello, Arc<TcpStream>)> {
+        let mut sending = self.sending.lock();
+        let Line::Up(socket) = &sending.line else { return None };
+        let socket = socket.clone();
+        sending.joins.take().map(|hello| (hello, socket))
+    }
+
+    /// Sends a word about the peer's link on the connection that both share. Returns `false` if
+    /// that is not this link's connection now.
+    pub(super) fn note(&self, shared: &Shared, on: &Arc<TcpStream>, word: Frame) -> bool {
+        let mut sending = self.sending.lock();
+        let carries = sending.line.carries().is_some_and(|socket| Arc::ptr_eq(socket, on));
+        if carries {
+            sending.flow.push_note(word);
+            self.flush(&mut sending, shared);
+        }
+        carries
+    }
+
+    /// Takes up what the peer says of this link on the connection that both share.
+    pub(super) fn is_told(&self, shared: &Shared, on: &Arc<TcpStream>, told: Told) {
+        let mut sending = self.sending.lock();
+        if !sending.line.is(on) {
+            return;
+        }
+        if let Some(Frame::Welcome { link, attempt, received }) = told.welcome
+            && (link, attempt) == (self.number, sending.attempts)
+        {
+            self.welcome(&mut sending, shared, received);
+        }
+        if let Some(Frame::Ack { link, received }) = told.ack
+            && link == self.number
+            && sending.line.carries().is_some()
+        {
+            self.acknowledge(&mut sending, shared, received);
+        }
+    }
+
+    fn welcome(&self, sending: &mut Sending, shared: &Shared, received: u64) {
+        let Line::Joined(joined) = &mut sending.line else { return };
+        if received == ENDED {
+            let why = DownCause::Refused("the link has ended".into());
+            return self.end(sending, shared, why);
+        }
+        joined.is_welcome = true;
+        if self.goes_on(sending, shared, received) {
+            self.flush(sending, shared);
+        }
+    }
+
+    /// The link goes on behind the bytes that the peer has. Returns `false` if it has ended.
+    fn goes_on(&self, sending: &mut Sending, shared: &Shared, received: u64) -> bool {
+        let over = |body| shared.tell(completion(body, Ok(())));
+        if let Err(why) = sending.flow.resume(received, over) {
+            self.end(sending, shared, DownCause::Protocol(why.to_string()));
+            return false;
+        }
+        sending.alive_at = Instant::now();
+        if !self.is_up.swap(true, Ordering::Release) {
+            shared.tell(Event::Connected { peer: self.peer });
+        }
+        true
+    }
+
+    /// A connection has ended, as its reader has found.
+    pub(super) fn hung_up(&self, shared: &Shared, on: &Arc<TcpStream>) {
+        let mut sending = self.sending.lock();
+        if sending.line.is(on) {
+            self.broke(&mut sending, shared, "it has hung up");
+        }
+    }
+
     fn dial(&self, sending: &mut Sending, shared: &Shared, (candidate, refused): (usize, bool)) {
         let Some(to) = self.candidates.get(candidate).copied() else {
             let why = "it has no address that this machine can dial".into();
             return self.end(sending, shared, DownCause::Gone(why));
         };
+        let hello = self.hello(sending, shared);
         let begin = || -> Result<Dialling, Errno> {
             let socket = socket::dial(to, &shared.options.congestion)?;
             let channel = TcpChannel::over(socket, wire::limits(shared.options.timeout))
@@ -276,7 +485,8 @@ impl Outgoing {
             let greeting = shared.greeting(Role::Dialer)?;
             let until = Instant::now() + self.patience(sending, shared.options.timeout);
             let greeting = Some(Box::new(greeting));
-            Ok(Dialling { channel, candidate, refused, is_connected: false, until, greeting })
+            let is_connected = false;
+            Ok(Dialling { channel, candidate, refused, is_connected, until, hello, greeting })
         };
         match begin() {
             Ok(dialling) => sending.line = Line::Dialling(Box::new(dialling)),
@@ -316,10 +526,9 @@ impl Outgoing {
         self.end(sending, shared, DownCause::Gone(cause));
     }
 
-    /// Goes on with the first messages of a connection. `sent`: bytes that went over earlier
-    /// connections.
-    fn greet(&self, dialling: &mut Dialling, shared: &Shared, sent: u64) -> Greeted {
-        let Dialling { channel, candidate, is_connected, until, greeting, .. } = dialling;
+    /// Goes on with the first messages of a connection.
+    fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
+        let Dialling { channel, candidate, is_connected, until, hello, greeting, .. } = dialling;
         let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
         if !*is_connected {
@@ -353,9 +562,6 @@ impl Outgoing {
                 Err(Failure::Unproven(Unproven::Refused(why))) => return Greeted::Refused(why),
                 Err(why) => return next(why.to_string()),
             }
-            let window = (shared.options.window as u64).into();
-            let (link, sent) = (self.number.into(), sent.into());
-            let hello = wire::Hello { link, window, sent };
             if let Err(fault) = channel.say(&hello.message()) {
                 return next(words_of(fault));
             }
@@ -378,44 +584,44 @@ impl Outgoing {
         else {
             return;
         };
-        let socket = dialling.channel.into_stream();
-        if let Err(why) =
-            sending.flow.resume(received, |body| shared.tell(completion(body, Ok(()))))
-        {
-            return self.end(sending, shared, DownCause::Protocol(why.to_string()));
-        }
-        sending.ack.clear();
+        let (socket, behind) = dialling.channel.into_stream();
+        sending.ack = behind;
+        (sending.is_shared, sending.joins) = (false, None);
+        self.has_parted.store(false, Ordering::Release);
         sending.waits_for_room = false;
-        sending.alive_at = Instant::now();
         let kept = socket::keep_alive(&socket, shared.options.timeout / 2);
         let changes = EventFlags::IN | EventFlags::RDHUP;
         let watched = shared.watch_again(socket.as_fd(), OUTGOING | u64::from(self.index), changes);
-        sending.line = Line::Up(socket);
-        if let Err(error) = kept.and(watched) {
-            return self.broke(sending, shared, &error.to_string());
+        sending.line = Line::Up(Arc::new(socket));
+        if !self.goes_on(sending, shared, received) {
+            return;
         }
-        if !self.is_up.swap(true, Ordering::Release) {
-            shared.tell(Event::Connected { peer: self.peer });
+        match kept.and(watched) {
+            Ok(()) => self.take_acks(sending, shared),
+            Err(error) => self.broke(sending, shared, &error.to_string()),
         }
     }
 
     /// Replaces a connection that has broken.
     fn broke(&self, sending: &mut Sending, shared: &Shared, why: &str) {
         tracing::info!(peer = %self.peer, why, "a connection is made anew");
-        if let Line::Up(socket) = &sending.line {
+        if let Some(socket) = sending.line.socket() {
+            let is_shared = sending.is_shared || matches!(sending.line, Line::Joined(_));
+            self.has_parted.fetch_or(is_shared, Ordering::AcqRel);
             sending.alive_at = heard_at(socket, shared.options.timeout);
         }
+        (sending.is_shared, sending.joins) = (false, None);
         // Behind its last byte the peer finds the end of the old one.
         self.dial(sending, shared, (0, true));
         shared.look_soon();
     }
 
-    /// Reads acknowledgements.
+    /// Reads acknowledgements, where nothing else comes on the connection.
     pub(super) fn hear(&self, sending: &mut Sending, shared: &Shared) {
-        loop {
-            let Line::Up(socket) = &mut sending.line else { return };
+        while !sending.is_shared {
+            let Line::Up(socket) = &sending.line else { return };
             let mut bytes = [0; 512];
-            let received = match socket.read(&mut bytes) {
+            let received = match (&**socket).read(&mut bytes) {
                 Ok(0) => return self.broke(sending, shared, "it has hung up"),
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
@@ -423,43 +629,69 @@ impl Outgoing {
                 Err(error) => return self.broke(sending, shared, &error.to_string()),
             };
             sending.ack.extend(&bytes[..received]);
-            let (whole, rest) = sending.ack.as_chunks::<8>();
-            let last = whole.last().map(|bytes| u64::from_le_bytes(*bytes));
-            let taken = sending.ack.len() - rest.len();
-            sending.ack.drain(..taken);
-            match last {
-                None => {}
-                Some(CLOSED) => return self.end(sending, shared, DownCause::Closed),
-                Some(acked) => {
-                    let over = |body| shared.tell(completion(body, Ok(())));
-                    if let Err(why) = sending.flow.acknowledge(acked, over) {
-                        return self.end(sending, shared, DownCause::Protocol(why.to_string()));
-                    }
-                    if sending.is_dropped && sending.flow.unsent() + sending.flow.unacked() == 0 {
-                        return self.end(sending, shared, DownCause::Closed);
-                    }
-                }
-            }
+            self.take_acks(sending, shared);
             if received < bytes.len() {
                 return;
             }
         }
     }
 
+    /// Drops what comes on a connection that serves both ways: this device closes.
+    fn drop_frames(&self, sending: &mut Sending, shared: &Shared) {
+        let Some(socket) = sending.line.socket() else { return };
+        if !sending.is_shared && !matches!(sending.line, Line::Joined(_)) {
+            return;
+        }
+        if let Err(why) = super::inbound::drain(socket) {
+            self.broke(sending, shared, &why);
+        }
+    }
+
+    /// Takes the acknowledgements that were read, up to the introduction of a link that joins.
+    fn take_acks(&self, sending: &mut Sending, shared: &Shared) {
+        let (words, _) = sending.ack.as_chunks::<8>();
+        let join = words.iter().position(|word| u64::from_le_bytes(*word) == JOIN);
+        // Behind it nothing comes before it is answered.
+        sending.joins = join.and_then(|at| Hello::joined(&words[at + 1..]));
+        let acks = &words[..join.unwrap_or(words.len())];
+        let (last, taken) = (acks.last().copied().map(u64::from_le_bytes), 8 * acks.len());
+        sending.ack.drain(..taken);
+        if sending.joins.is_some() {
+            sending.is_shared = true;
+            shared.is_joined(self.index);
+        }
+        match last {
+            None => {}
+            Some(CLOSED) => self.end(sending, shared, DownCause::Closed),
+            Some(acked) => self.acknowledge(sending, shared, acked),
+        }
+    }
+
+    fn acknowledge(&self, sending: &mut Sending, shared: &Shared, acked: u64) {
+        let over = |body| shared.tell(completion(body, Ok(())));
+        if let Err(why) = sending.flow.acknowledge(acked, over) {
+            return self.end(sending, shared, DownCause::Protocol(why.to_string()));
+        }
+        if sending.is_dropped && sending.flow.unsent() + sending.flow.unacked() == 0 {
+            self.end(sending, shared, DownCause::Closed);
+        }
+    }
+
     /// Sends what the socket has room for.
     pub(super) fn flush(&self, sending: &mut Sending, shared: &Shared) {
-        let Line::Up(socket) = &sending.line else { return };
         if sending.flow.unsent() == 0 {
             return;
         }
+        let Sending { flow, line, waits_for_room, .. } = &mut *sending;
+        let Some(socket) = line.carries() else { return };
         let mut outcome = Ok(());
-        while sending.flow.unsent() > 0 {
+        while flow.unsent() > 0 {
             let mut gathered = Gathered::new();
-            sending.flow.unsent_pieces(|piece| gathered.add(piece));
+            flow.unsent_pieces(|piece| gathered.add(piece));
             let (sent, wanted) = (gathered.send(socket), gathered.bytes());
             match sent {
                 Ok(sent) => {
-                    sending.flow.was_sent(sent);
+                    flow.was_sent(sent);
                     if sent < wanted {
                         break;
                     }
@@ -472,18 +704,22 @@ impl Outgoing {
             }
         }
         self.sent_at.store(ticks(), Ordering::Relaxed);
-        let is_full = sending.flow.unsent() > 0;
+        let is_full = flow.unsent() > 0;
         match outcome {
             Err(error) if !crate::net::is_shortage(error) => {
                 return self.broke(sending, shared, &error.to_string());
             }
-            _ if is_full == sending.waits_for_room => return,
+            _ if is_full == *waits_for_room => return,
             _ => {}
         }
         let room = if is_full { EventFlags::OUT } else { EventFlags::empty() };
         let changes = EventFlags::IN | EventFlags::RDHUP | room;
-        let watched = shared.watch_again(socket.as_fd(), OUTGOING | u64::from(self.index), changes);
-        sending.waits_for_room = is_full && watched.is_ok();
+        let name = match &*line {
+            Line::Joined(joined) => name_of(joined.reader),
+            _ => OUTGOING | u64::from(self.index),
+        };
+        let watched = shared.watch_again(socket.as_fd(), name, changes);
+        *waits_for_room = is_full && watched.is_ok();
     }
 
     pub(super) fn end(&self, sending: &mut Sending, shared: &Shared, cause: DownCause) {

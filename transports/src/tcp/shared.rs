@@ -31,13 +31,15 @@ pub(super) struct Shared {
     pub(super) epoll: OwnedFd,
     pub(super) sleepers: Sleepers,
     pub(super) outgoing: Mutex<Vec<Option<Arc<Outgoing>>>>,
-    /// Something is there for the next poll: one of the three below, or connections to look at.
+    /// Something is there for the next poll: one of the lists below, or connections to look at.
     pub(super) news: AtomicBool,
     /// Links with unsent bytes.
     pub(super) left: Mutex<Vec<u32>>,
     pub(super) flusher: Flusher,
     /// Links on which an acknowledgement is waited for.
     pub(super) expected: Mutex<Vec<u32>>,
+    /// Links whose peers' links are about to go the other way.
+    pub(super) joined: Mutex<Vec<u32>>,
     pub(super) events: Mutex<VecDeque<Event>>,
     pub(super) deaths: Mutex<Vec<(PeerId, DownCause)>>,
     pub(super) looks_soon: AtomicBool,
@@ -130,6 +132,12 @@ impl Shared {
     /// Has the next polls read a link's acknowledgements directly.
     pub(super) fn expects(&self, link: u32) {
         self.expected.lock().push(link);
+        self.has_news();
+    }
+
+    /// Has the next poll let the peer's link go the other way on this link's connection.
+    pub(super) fn is_joined(&self, link: u32) {
+        self.joined.lock().push(link);
         self.has_news();
     }
 

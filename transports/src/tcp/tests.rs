@@ -96,6 +96,57 @@ fn is_down(event: &Event) -> bool {
     matches!(event, Event::PeerDown { .. })
 }
 
+/// Polls both sides until their links share one connection.
+fn until_shared(sides: &mut [&mut Side; 2]) {
+    let start = Instant::now();
+    while sides.iter().any(|side| {
+        side.device
+            .shared
+            .link(0)
+            .is_none_or(|link| !link.is_up.load(Ordering::SeqCst) || link.reader().is_none())
+    }) {
+        for side in sides.iter_mut() {
+            side.poll();
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "each has a connection of its own");
+    }
+}
+
+#[test]
+fn links_of_both_ways_share_a_connection_whoever_dials_first_and_after_each_cut() {
+    for is_late in [false, true, false, true, false, true] {
+        let [mut here, mut there] = [0, 1].map(Side::new);
+        let relayed = |side: &Side| {
+            let mut address = Address::decode(&side.device.address()).unwrap();
+            let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
+            (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
+            (relay, address.encode())
+        };
+        let ((one, to_there), (other, to_here)) = (relayed(&there), relayed(&here));
+        let out = here.device.connect(&to_there, PeerId(1)).unwrap();
+        if is_late {
+            bring_up(&[&out], &mut [&mut here, &mut there]);
+        }
+        let back = there.device.connect(&to_here, PeerId(0)).unwrap();
+        for number in 0..5 {
+            until_shared(&mut [&mut here, &mut there]);
+            assert!(send(&out, number, 8) && send(&back, number, 8));
+            let (start, mut came) = (Instant::now(), [None; 2]);
+            while came != [Some((1, number)), Some((0, number))] {
+                for (side, came) in [&mut here, &mut there].into_iter().zip(&mut came) {
+                    *came = came.or(side.poll().iter().find_map(arrival));
+                }
+                assert!(start.elapsed() < Duration::from_secs(10), "message {number}: {came:?}");
+            }
+            if number < 4 {
+                one.cut();
+                other.cut();
+                let _ = [&mut here, &mut there].map(|side| side.poll_for(Duration::from_millis(2)));
+            }
+        }
+    }
+}
+
 #[test]
 fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
     for _ in 0..10 {

@@ -6,6 +6,11 @@
 //! Behind that the dialer sends frames, and the listener acknowledgements: the number of bytes that
 //! it has, eight bytes each. One is due at a quarter of the window, or sooner where less than a
 //! message would fit.
+//!
+//! The listener's own link may go the other way on the same connection. It says [`JOIN`] and its
+//! `HELLO` in place of an acknowledgement. The dialer answers by a frame of its link,
+//! [`Frame::Welcome`](super::frame::Frame::Welcome). From then on both directions carry frames, and
+//! acknowledgements are frames, too.
 
 use crate::contract::Identity;
 use crate::net::greeting::Greeting;
@@ -19,7 +24,13 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The messages of this transport.
-pub(super) const PROTOCOL: Protocol = Protocol { tag: *b"tcp ", version: 1, longest: 512 };
+pub(super) const PROTOCOL: Protocol = Protocol { tag: *b"tcp ", version: 2, longest: 512 };
+
+/// Stands in place of an acknowledgement before the listener's own [`Hello`].
+pub(super) const JOIN: u64 = u64::MAX - 1;
+
+/// Answer to a link that is refused, in place of its bytes.
+pub(super) const ENDED: u64 = u64::MAX;
 
 const HELLO: u32 = FIRST_OWN;
 const WELCOME: u32 = FIRST_OWN + 1;
@@ -50,21 +61,35 @@ pub(super) fn greeting(
     Greeting::new(role, PROTOCOL, &Key::of(&identity.secret), claim)
 }
 
-/// A link, as its dialer introduces it.
+/// A link, as its sender introduces it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub(super) struct Hello {
-    /// Number of the link, which its dialer has drawn.
+    /// Number of the link, which its sender has drawn.
     pub(super) link: U64,
     /// Bytes of messages that may be sent without an acknowledgement.
     pub(super) window: U64,
     /// Bytes of the link that were sent over earlier connections.
     pub(super) sent: U64,
+    /// Number of the connection among those of the link, below 2^56. An earlier one that is heard
+    /// of later is not taken.
+    pub(super) attempt: U64,
 }
 
 impl Hello {
     pub(super) fn message(&self) -> Vec<u8> {
         PROTOCOL.message(HELLO, &[self.as_bytes()])
+    }
+
+    /// Returns the words of a listener that sends its link the other way.
+    pub(super) fn join(&self) -> Vec<u8> {
+        [&JOIN.to_le_bytes(), self.as_bytes()].concat()
+    }
+
+    /// Reads the introduction behind [`JOIN`], once all of it has come.
+    pub(super) fn joined(words: &[[u8; 8]]) -> Option<Self> {
+        const WORDS: usize = size_of::<Hello>() / 8;
+        Self::read_from_bytes(words.first_chunk::<WORDS>()?.as_flattened()).ok()
     }
 
     /// Reads the dialer's introduction.
@@ -104,7 +129,12 @@ mod tests {
 
     #[test]
     fn what_was_said_comes_back_and_another_message_does_not() {
-        let hello = Hello { link: 7.into(), window: 9.into(), sent: 0.into() };
+        let hello = Hello { link: 7.into(), window: 9.into(), sent: 0.into(), attempt: 3.into() };
+        let joined = hello.join();
+        let (words, _) = joined.as_chunks::<8>();
+        assert_eq!(words[0], JOIN.to_le_bytes());
+        assert_eq!(Hello::joined(&words[1..]), Some(hello));
+        assert_eq!(Hello::joined(&words[1..words.len() - 1]), None);
         assert_eq!(Hello::read(&hello.message()), Ok(hello));
         assert_eq!(read_welcome(&welcome(u64::MAX)), Ok(u64::MAX));
         assert!(Hello::read(&welcome(7)).is_err());
