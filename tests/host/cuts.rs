@@ -202,18 +202,6 @@ fn nothing_is_lost_or_doubled_either_way_however_often_connections_are_cut() {
     while !one.is_over() || !other.is_over() {
         if Instant::now() > next_cut {
             cuts += 1;
-                eprintln!(
-                    "DBG {cuts} {} {} {} {} | {} {} {} {}",
-                    one.sent,
-                    one.arrived,
-                    one.puts,
-                    one.ended,
-                    other.sent,
-                    other.arrived,
-                    other.puts,
-                    other.ended
-                );
-            }
             // One, the other, or both.
             let which = rng.random_range(0..3);
             if which != 1 {
