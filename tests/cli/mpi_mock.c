@@ -43,6 +43,8 @@ typedef void *handle;
 typedef void *type;
 #define NONE ((handle)0x100)
 #define BYTE ((type)0x247)
+// Open MPI has them below this ABI, too.
+char ompi_mpi_comm_world[512], ompi_mpi_comm_null[512], ompi_mpi_byte[512];
 static struct comm *of(handle comm) { return comm == (handle)0x101 ? world : comm; }
 static handle named(int at) { return &others[at]; }
 int MPI_Abi_get_version(int *major, int *minor) { *major = 1, *minor = 0; return 0; }

@@ -208,8 +208,8 @@ impl Mpi {
         };
         let is_standard = path.contains("abi") || path.contains("STANDARD");
         let [world, null] = match [address("ompi_mpi_comm_world"), address("ompi_mpi_comm_null")] {
-            [Some(world), Some(null)] => [world, null],
             _ if is_standard => [0x101, 0x100],
+            [Some(world), Some(null)] => [world, null],
             _ => [0x4400_0000, 0x0400_0000],
         };
         Self { library, world, null }

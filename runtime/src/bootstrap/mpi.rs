@@ -1,12 +1,13 @@
 //! MPI: the ranks of a communicator that the program hands in.
 //!
 //! The functions are those of the MPI library that the program has loaded. Its ABI says what a
-//! handle is:
+//! handle is. The first of these that fits is the library's, because Open MPI has its own symbols
+//! below the standard's ABI, too:
 //!
 //! | ABI | known by | a handle |
 //! |---|---|---|
-//! | Open MPI's | its symbol `ompi_mpi_comm_world` | an address |
 //! | the standard's | `MPI_Abi_get_version`, 1 or later | a small number, or an address |
+//! | Open MPI's | its symbol `ompi_mpi_comm_world` | an address |
 //! | MPICH's | neither | an `int` |
 //!
 //! MPI gives rank 0's card to all ranks, and is not called afterwards: it may end first.
@@ -77,10 +78,10 @@ impl MpiComm<'_> {
             symbol.ok().map(|symbol| symbol.as_raw_ptr().expose_provenance())
         };
         let open_mpi = ["ompi_mpi_comm_world", "ompi_mpi_comm_null", "ompi_mpi_byte"].map(address);
-        let exchange = if let [Some(world), Some(null), Some(byte)] = open_mpi {
-            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], settings)?
-        } else if abi_version(&library) >= 1 {
+        let exchange = if abi_version(&library) >= 1 {
             Mpi::<*mut c_void>::connect(&library, self.raw, [0x101, 0x100, 0x247], settings)?
+        } else if let [Some(world), Some(null), Some(byte)] = open_mpi {
+            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], settings)?
         } else {
             let handles = [0x4400_0000, 0x0400_0000, 0x4c00_010d];
             Mpi::<c_int>::connect(&library, self.raw, handles, settings)?
