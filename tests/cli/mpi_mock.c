@@ -1,5 +1,5 @@
 // An MPI library for tests, of the ABI that is defined: MPICH, STANDARD or OPEN_MPI. Its ranks are processes that share the file
-// MOCK_FILE. A call that MOCK_FAILS names fails; MOCK_COUNTS is the number of ranks that it says there are.
+// MOCK_FILE. A call that MOCK_FAILS names fails; MOCK_COUNTS is the number of ranks that it says the world has.
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -87,7 +87,11 @@ int MPI_Initialized(int *is) { return *is = is_up, 0; }
 int MPI_Finalized(int *is) { return *is = is_down, 0; }
 int MPI_Finalize(void) { return is_down = 1, 0; }
 int MPI_Comm_rank(handle comm, int *rank) { return *rank = of(comm)->rank, outcome("MPI_Comm_rank"); }
-int MPI_Comm_size(handle comm, int *size) { return *size = number("MOCK_COUNTS", of(comm)->size), outcome("MPI_Comm_size"); }
+int MPI_Comm_size(handle name, int *size) {
+  struct comm *comm = of(name);
+  *size = comm == world ? number("MOCK_COUNTS", comm->size) : comm->size;
+  return outcome("MPI_Comm_size");
+}
 int MPI_Comm_test_inter(handle comm, int *is) { return *is = getenv("MOCK_BETWEEN") != 0, outcome("MPI_Comm_test_inter"); }
 
 int MPI_Allgather(const void *from, int count, type sent, void *to, int room, type got, handle name) {

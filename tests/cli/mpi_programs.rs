@@ -189,6 +189,16 @@ fn several_processes_that_mpi_takes_for_one_each_are_refused() {
     }
 }
 
+#[test]
+fn ranks_that_were_started_one_by_one_and_merged_are_a_job() {
+    let alone_in_its_world = [("MOCK_COUNTS", "1"), ("WORLD_SIZE", "2")];
+    let outputs = run("MPICH", 2, "merged", 0, &alone_in_its_world);
+    for (rank, output) in outputs.iter().enumerate() {
+        let said = succeeded(output);
+        assert!(said.contains(&format!("rank {rank} of 2")), "{said}");
+    }
+}
+
 /// An MPI library that the process has loaded, with handles as words: of a handle that is an
 /// `int`, callees look at the lower half only.
 struct Mpi {
@@ -285,7 +295,11 @@ fn a_rank_in_its_role() {
     if role == "late" {
         mpi.finalize();
     }
-    let comm = if role == "null" { mpi.null } else { mpi.world };
+    let comm = match &*role {
+        "null" => mpi.null,
+        "merged" => mpi.split(0, 0),
+        _ => mpi.world,
+    };
     if role != "jobs" {
         match start(comm) {
             Ok(runtime) => println!("rank {} of {}", runtime.rank().0, runtime.size()),

@@ -195,11 +195,12 @@ impl<H: Handle> Mpi<H> {
             let why = "it is an inter-communicator: merge it by MPI_Intercomm_merge first";
             return Err(failed(why.into()));
         }
-        if mpi.ask("MPI_Comm_size", mpi.size, world)? == 1 {
-            refuse_strangers(settings.bootstrap())?;
-        }
         let [rank, size] =
             [mpi.ask("MPI_Comm_rank", mpi.rank, comm)?, mpi.ask("MPI_Comm_size", mpi.size, comm)?];
+        // Ranks that were started one by one, and merged, each have a world of one.
+        if size == 1 && mpi.ask("MPI_Comm_size", mpi.size, world)? == 1 {
+            refuse_strangers(settings.bootstrap())?;
+        }
         mpi.seat.rank = u32::try_from(rank).unwrap_or(u32::MAX);
         mpi.seat.size = u32::try_from(size).unwrap_or(0);
         if let Some(why) = mpi.seat.fault() {
