@@ -199,6 +199,14 @@ fn ranks_that_were_started_one_by_one_and_merged_are_a_job() {
     }
 }
 
+#[test]
+fn a_rank_whose_settings_are_wrong_keeps_no_other_waiting() {
+    let outputs = run("MPICH", 2, "world", 1, &[("CARRACK_PORT", "none")]);
+    let [zero, one] = [0, 1].map(|rank| error(&outputs[rank]));
+    assert!(zero.contains("rank 1 has failed"), "{zero}");
+    assert!(one.contains("CARRACK_PORT"), "{one}");
+}
+
 /// An MPI library that the process has loaded, with handles as words: of a handle that is an
 /// `int`, callees look at the lower half only.
 struct Mpi {

@@ -32,8 +32,8 @@ use crate::settings::{BootstrapChoice, Settings};
 /// The bytes in which a card is shared: its length, and then the card.
 const ROOM: usize = 4096;
 
-/// The bytes by which a rank presents itself: its number, its count of ranks, and its kernel's boot
-/// id, which zeros follow.
+/// The bytes by which a rank presents itself: its number, its count of ranks, 0 if it has failed,
+/// and its kernel's boot id, which zeros follow.
 const BLOCK: usize = 48;
 
 /// A communicator of the MPI library that this process has loaded.
@@ -71,6 +71,20 @@ impl MpiComm<'_> {
     ///
     /// [`BootstrapError::Mpi`] when there is no such job, and those of other bootstraps over TCP.
     pub fn join(self, settings: &Settings) -> Result<FromEnvironment, BootstrapError> {
+        exchange::meet(failed, self.connect(Some(settings.bootstrap()))?, settings)
+    }
+
+    /// Tells the other ranks, which wait for this one to [join](Self::join), that it has failed.
+    pub(crate) fn decline(self) {
+        // The error that this rank has counts, and not one of MPI.
+        let _ = self.connect(None);
+    }
+
+    /// Finds this rank's place. A rank without a choice does not join.
+    fn connect(
+        self,
+        choice: Option<BootstrapChoice>,
+    ) -> Result<Box<dyn Exchange>, BootstrapError> {
         let library = Library::this();
         let address = |name: &str| {
             // SAFETY: the symbol is not called or read; its address alone is used.
@@ -78,15 +92,14 @@ impl MpiComm<'_> {
             symbol.ok().map(|symbol| symbol.as_raw_ptr().expose_provenance())
         };
         let open_mpi = ["ompi_mpi_comm_world", "ompi_mpi_comm_null", "ompi_mpi_byte"].map(address);
-        let exchange = if abi_version(&library) >= 1 {
-            Mpi::<*mut c_void>::connect(&library, self.raw, [0x101, 0x100, 0x247], settings)?
+        if abi_version(&library) >= 1 {
+            Mpi::<*mut c_void>::connect(&library, self.raw, [0x101, 0x100, 0x247], choice)
         } else if let [Some(world), Some(null), Some(byte)] = open_mpi {
-            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], settings)?
+            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], choice)
         } else {
             let handles = [0x4400_0000, 0x0400_0000, 0x4c00_010d];
-            Mpi::<c_int>::connect(&library, self.raw, handles, settings)?
-        };
-        exchange::meet(failed, exchange, settings)
+            Mpi::<c_int>::connect(&library, self.raw, handles, choice)
+        }
     }
 }
 
@@ -156,7 +169,7 @@ impl<H: Handle> Mpi<H> {
         library: &Library,
         comm: usize,
         [world, null, byte]: [usize; 3],
-        settings: &Settings,
+        choice: Option<BootstrapChoice>,
     ) -> Result<Box<dyn Exchange>, BootstrapError> {
         let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
         // SAFETY: the types are those of the MPI standard for functions of these names.
@@ -198,23 +211,26 @@ impl<H: Handle> Mpi<H> {
         let [rank, size] =
             [mpi.ask("MPI_Comm_rank", mpi.rank, comm)?, mpi.ask("MPI_Comm_size", mpi.size, comm)?];
         // Ranks that were started one by one, and merged, each have a world of one.
-        if size == 1 && mpi.ask("MPI_Comm_size", mpi.size, world)? == 1 {
-            refuse_strangers(settings.bootstrap())?;
+        if size == 1
+            && let Some(choice) = choice
+            && mpi.ask("MPI_Comm_size", mpi.size, world)? == 1
+        {
+            refuse_strangers(choice)?;
         }
         mpi.seat.rank = u32::try_from(rank).unwrap_or(u32::MAX);
         mpi.seat.size = u32::try_from(size).unwrap_or(0);
         if let Some(why) = mpi.seat.fault() {
             return Err(failed(why));
         }
-        mpi.seat.place_on_node = mpi.present()?;
+        mpi.seat.place_on_node = mpi.present(choice.is_some())?;
         Ok(Box::new(mpi))
     }
 
-    /// Presents this rank to all others. Returns its place on its node.
-    fn present(&self) -> Result<u32, BootstrapError> {
+    /// Presents this rank, or its failure, to all others. Returns its place on its node.
+    fn present(&self, joins: bool) -> Result<u32, BootstrapError> {
         let Seat { rank, size, .. } = self.seat;
         let node = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let mine = block(rank, size, &node);
+        let mine = block(rank, if joins { size } else { 0 }, &node);
         let mut all = vec![[0; BLOCK]; size as usize];
         let (byte, comm, len) = (H::of(self.byte), H::of(self.comm), BLOCK as c_int);
         let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
@@ -291,6 +307,9 @@ fn review(all: &[[u8; BLOCK]], rank: u32, node: &[u8]) -> Result<u32, String> {
         if theirs[..8] != expected[..8] {
             let word = |from: usize| theirs[from..].first_chunk().copied().unwrap_or_default();
             let [other, count] = [0, 4].map(|from| u32::from_le_bytes(word(from)));
+            if count == 0 {
+                return Err(format!("rank {other} has failed: look for its own error"));
+            }
             return Err(format!(
                 "rank {rank} counts {size} ranks, and in place {at} is rank {other} of {count}: \
                 hand in the same communicator on all ranks"
@@ -366,5 +385,7 @@ mod tests {
         assert_eq!(places, [0, 0, 1, 2]);
         let why = review(&all[..3], 0, b"a").unwrap_err();
         assert!(why.contains("counts 3 ranks, and in place 0 is rank 0 of 4"), "{why}");
+        let failing = [block(0, 2, b"a"), block(1, 0, b"a")];
+        assert!(review(&failing, 0, b"a").unwrap_err().contains("rank 1 has failed"));
     }
 }
