@@ -1,6 +1,8 @@
 // An MPI library for tests, of the ABI that is defined: MPICH, STANDARD or OPEN_MPI. Its ranks are processes that share the file
-// MOCK_FILE. A call that MOCK_FAILS names fails; MOCK_COUNTS is the number of ranks that it says the world has.
+// MOCK_FILE. A call that MOCK_FAILS names fails; MOCK_COUNTS is the number of ranks that it says the world has; MOCK_LEVEL is
+// the level of threads.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -23,6 +25,7 @@ struct comm {
 };
 
 static int is_up, is_down, known;
+static pthread_t starter;
 
 #ifdef OPEN_MPI
 typedef struct comm *handle;
@@ -80,6 +83,7 @@ int MPI_Init(int *count, char ***words) {
   close(file);
   *world = (struct comm){.rank = number("MOCK_RANK", 0), .size = number("MOCK_SIZE", 1), .area = areas};
   for (int i = 0; i < world->size; i++) world->members[i] = i;
+  starter = pthread_self();
   return is_up = 1, 0;
 }
 
@@ -87,6 +91,8 @@ int MPI_Initialized(int *is) { return *is = is_up, 0; }
 int MPI_Finalized(int *is) { return *is = is_down, 0; }
 int MPI_Finalize(void) { return is_down = 1, 0; }
 int MPI_Comm_rank(handle comm, int *rank) { return *rank = of(comm)->rank, outcome("MPI_Comm_rank"); }
+int MPI_Query_thread(int *level) { return *level = number("MOCK_LEVEL", 0), outcome("MPI_Query_thread"); }
+int MPI_Is_thread_main(int *is) { return *is = pthread_equal(starter, pthread_self()), outcome("MPI_Is_thread_main"); }
 int MPI_Comm_size(handle name, int *size) {
   struct comm *comm = of(name);
   *size = comm == world ? number("MOCK_COUNTS", comm->size) : comm->size;

@@ -207,6 +207,21 @@ fn a_rank_whose_settings_are_wrong_keeps_no_other_waiting() {
     assert!(one.contains("CARRACK_PORT"), "{one}");
 }
 
+#[test]
+fn a_thread_that_may_not_call_mpi_is_told() {
+    for (abi, funneled, serialized) in
+        [("MPICH", "1", "2"), ("STANDARD", "1024", "2048"), ("OPEN_MPI", "1", "2")]
+    {
+        for level in ["0", funneled] {
+            let error = error_of(abi, "thread", &[("MOCK_LEVEL", level)]);
+            assert!(error.contains("MPI_THREAD_SERIALIZED"), "{abi}: {error}");
+        }
+        let may = run(abi, 1, "thread", 0, &[("MOCK_LEVEL", serialized)]);
+        let said = succeeded(&may[0]);
+        assert!(said.contains("rank 0 of 1"), "{abi}: {said}");
+    }
+}
+
 /// An MPI library that the process has loaded, with handles as words: of a handle that is an
 /// `int`, callees look at the lower half only.
 struct Mpi {
@@ -309,7 +324,8 @@ fn a_rank_in_its_role() {
         _ => mpi.world,
     };
     if role != "jobs" {
-        match start(comm) {
+        let elsewhere = || thread::spawn(move || start(comm)).join().unwrap();
+        match if role == "thread" { elsewhere() } else { start(comm) } {
             Ok(runtime) => println!("rank {} of {}", runtime.rank().0, runtime.size()),
             Err(error) => println!("error: {error}"),
         }

@@ -81,10 +81,7 @@ impl MpiComm<'_> {
     }
 
     /// Finds this rank's place. A rank without a choice does not join.
-    fn connect(
-        self,
-        choice: Option<BootstrapChoice>,
-    ) -> Result<Box<dyn Exchange>, BootstrapError> {
+    fn connect(self, choice: Option<BootstrapChoice>) -> Result<Box<dyn Exchange>, BootstrapError> {
         let library = Library::this();
         let address = |name: &str| {
             // SAFETY: the symbol is not called or read; its address alone is used.
@@ -186,20 +183,27 @@ impl<H: Handle> Mpi<H> {
                 seat,
             }
         };
-        for (call, wanted, why) in [
-            ("MPI_Initialized", true, "MPI is not initialised: call MPI_Init_thread first"),
-            ("MPI_Finalized", false, "MPI is finalised: start the runtime before MPI_Finalize"),
-        ] {
+        let ask = |call| {
             let mut answer = 0;
-            // SAFETY: the type is the standard's for both, which may be called at any time; the
-            // place for the answer is ours.
+            // SAFETY: the type is the standard's for the four names below. Every thread may call
+            // those, the first two at any time, the others between them. The place for the answer
+            // is ours.
             let code = unsafe { function::<Ask>(library, call)?(&raw mut answer) };
-            mpi.check(call, code)?;
-            if (answer != 0) != wanted {
-                return Err(failed(why.into()));
-            }
+            mpi.check(call, code).map(|()| answer)
+        };
+        if ask("MPI_Initialized")? == 0 {
+            return Err(failed("MPI is not initialised: call MPI_Init_thread first".into()));
         }
-        // Of an `int`, the upper half of the word does not count.
+        if ask("MPI_Finalized")? != 0 {
+            let why = "MPI is finalised: start the runtime before MPI_Finalize";
+            return Err(failed(why.into()));
+        }
+        // The levels of all ABIs below MPI_THREAD_SERIALIZED.
+        if ask("MPI_Is_thread_main")? == 0 && matches!(ask("MPI_Query_thread")?, 0 | 1 | 1024) {
+            let why = "this thread may not call MPI: call this in the thread that has initialised \
+                MPI, or initialise it by MPI_Init_thread with MPI_THREAD_SERIALIZED";
+            return Err(failed(why.into()));
+        }
         if H::of(comm) == H::of(null) {
             let why = "it is MPI_COMM_NULL: this process is not of that communicator";
             return Err(failed(why.into()));
