@@ -222,6 +222,12 @@ fn a_thread_that_may_not_call_mpi_is_told() {
     }
 }
 
+#[test]
+fn a_handle_that_is_no_int_is_not_cut_to_one() {
+    let error = error_of("MPICH", "wide", &[]);
+    assert!(error.contains("0x10044000000"), "{error}");
+}
+
 /// An MPI library that the process has loaded, with handles as words: of a handle that is an
 /// `int`, callees look at the lower half only.
 struct Mpi {
@@ -321,6 +327,7 @@ fn a_rank_in_its_role() {
     let comm = match &*role {
         "null" => mpi.null,
         "merged" => mpi.split(0, 0),
+        "wide" => mpi.world | 1 << 40,
         _ => mpi.world,
     };
     if role != "jobs" {

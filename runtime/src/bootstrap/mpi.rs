@@ -124,17 +124,28 @@ fn abi_version(library: &Library) -> c_int {
 /// A handle of an ABI, as it is passed to functions.
 trait Handle: Copy + PartialEq + fmt::Debug + 'static {
     fn of(raw: usize) -> Self;
+
+    /// Returns `true` if the word is a handle, extended with or without its sign.
+    fn is_one(raw: usize) -> bool;
 }
 
 impl Handle for c_int {
     fn of(raw: usize) -> Self {
         raw as Self
     }
+
+    fn is_one(raw: usize) -> bool {
+        [raw as Self as usize, raw as u32 as usize].contains(&raw)
+    }
 }
 
 impl Handle for *mut c_void {
     fn of(raw: usize) -> Self {
         std::ptr::with_exposed_provenance_mut(raw)
+    }
+
+    fn is_one(_: usize) -> bool {
+        true
     }
 }
 
@@ -203,6 +214,12 @@ impl<H: Handle> Mpi<H> {
             let why = "this thread may not call MPI: call this in the thread that has initialised \
                 MPI, or initialise it by MPI_Init_thread with MPI_THREAD_SERIALIZED";
             return Err(failed(why.into()));
+        }
+        if !H::is_one(comm) {
+            return Err(failed(format!(
+                "it is {comm:#x}, and no `int` as in MPICH's ABI, which the loaded MPI library \
+                has: build the program with that library's mpi.h"
+            )));
         }
         if H::of(comm) == H::of(null) {
             let why = "it is MPI_COMM_NULL: this process is not of that communicator";
