@@ -170,6 +170,7 @@ fn what_keeps_rank_0_from_listening_is_the_error_of_all_ranks() {
     {
         let error = error(output);
         assert!(error.contains("rank 0 cannot listen"), "{error}");
+        assert!(error.contains("set CARRACK_PORT") && error.contains("unset it"), "{error}");
         assert_eq!(error.contains("MPI communicator: rank 0 has failed"), rank == 1, "{error}");
     }
 }

@@ -39,7 +39,7 @@ const BLOCK: usize = 48;
 /// A communicator of the MPI library that this process has loaded.
 ///
 /// Its ranks are those of a job of their own, with the same numbers. Each rank that is in several
-/// communicators can be in as many jobs at once.
+/// communicators can be in as many jobs at once, unless `CARRACK_PORT` is set.
 ///
 /// With the feature `mpi`, a reference to a communicator of the crate `mpi` is one.
 #[derive(Clone, Copy, Debug)]
