@@ -146,6 +146,8 @@ fn what_keeps_mpi_from_being_called_is_said() {
         }
         let error = error_of(abi, "world", &[("MOCK_BETWEEN", "1")]);
         assert!(error.contains("MPI_Intercomm_merge"), "{abi}: {error}");
+        let error = error_of(abi, "world", &[("MOCK_COUNTS", "20000")]);
+        assert!(error.contains("20000 ranks") && error.contains("smaller"), "{abi}: {error}");
         for call in ["MPI_Comm_rank", "MPI_Comm_size", "MPI_Allgather", "MPI_Bcast"] {
             let error = error_of(abi, "world", &[("MOCK_FAILS", call)]);
             let words = format!("{call} failed: the mock was told to fail (15)");

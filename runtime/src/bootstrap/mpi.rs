@@ -241,7 +241,7 @@ impl<H: Handle> Mpi<H> {
         mpi.seat.rank = u32::try_from(rank).unwrap_or(u32::MAX);
         mpi.seat.size = u32::try_from(size).unwrap_or(0);
         if let Some(why) = mpi.seat.fault() {
-            return Err(failed(why));
+            return Err(failed(format!("{why}: hand in a smaller communicator")));
         }
         mpi.seat.place_on_node = mpi.present(choice.is_some())?;
         Ok(Box::new(mpi))
