@@ -181,8 +181,8 @@ fn what_keeps_rank_0_from_listening_is_the_error_of_all_ranks() {
 fn several_processes_that_mpi_takes_for_one_each_are_refused() {
     for (variables, words) in [
         (&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1")][..], "Hydra"),
-        (&[("CARRACK_SIZE", "2")], "carrack run started this process as one of several"),
-        (&[("WORLD_SIZE", "2")], "torchrun started this process as one of several"),
+        (&[("CARRACK_SIZE", "2")], "carrack run may have started"),
+        (&[("WORLD_SIZE", "2")], "torchrun may have started"),
     ] {
         let error = error_of("OPEN_MPI", "world", variables);
         assert!(error.contains(words) && error.contains("=2"), "{error}");

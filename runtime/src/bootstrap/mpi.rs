@@ -342,7 +342,7 @@ fn review(all: &[[u8; BLOCK]], rank: u32, node: &[u8]) -> Result<u32, String> {
 }
 
 /// Refuses processes that were started as several, and that MPI takes for one: each would be a job
-/// of one rank.
+/// of one rank. PMIx has no variable that tells a launcher's only process from one of several.
 fn refuse_strangers(choice: BootstrapChoice) -> Result<(), BootstrapError> {
     if choice == BootstrapChoice::Alone {
         return Ok(());
@@ -360,8 +360,8 @@ fn refuse_strangers(choice: BootstrapChoice) -> Result<(), BootstrapError> {
         },
     };
     Err(failed(format!(
-        "MPI_COMM_WORLD has one rank, and {launcher} started this process as one of several \
-        ({variables}): start the program with the launcher of its own MPI library, or set \
+        "MPI_COMM_WORLD has one rank, and {launcher} may have started this process as one of \
+        several ({variables}): start the program with the launcher of its own MPI library, or set \
         CARRACK_BOOTSTRAP=alone"
     )))
 }
