@@ -1,6 +1,8 @@
 // An MPI library for tests, of the ABI that is defined: MPICH, STANDARD or OPEN_MPI. Its ranks are processes that share the file
-// MOCK_FILE. A call that MOCK_FAILS names fails; MOCK_COUNTS is the number of ranks that it says there are.
+// MOCK_FILE. A call that MOCK_FAILS names fails; MOCK_COUNTS is the number of ranks that it says the world has; MOCK_LEVEL is
+// the level of threads.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -23,6 +25,7 @@ struct comm {
 };
 
 static int is_up, is_down, known;
+static pthread_t starter;
 
 #ifdef OPEN_MPI
 typedef struct comm *handle;
@@ -43,6 +46,8 @@ typedef void *handle;
 typedef void *type;
 #define NONE ((handle)0x100)
 #define BYTE ((type)0x247)
+// Open MPI has them below this ABI, too.
+char ompi_mpi_comm_world[512], ompi_mpi_comm_null[512], ompi_mpi_byte[512];
 static struct comm *of(handle comm) { return comm == (handle)0x101 ? world : comm; }
 static handle named(int at) { return &others[at]; }
 int MPI_Abi_get_version(int *major, int *minor) { *major = 1, *minor = 0; return 0; }
@@ -78,6 +83,7 @@ int MPI_Init(int *count, char ***words) {
   close(file);
   *world = (struct comm){.rank = number("MOCK_RANK", 0), .size = number("MOCK_SIZE", 1), .area = areas};
   for (int i = 0; i < world->size; i++) world->members[i] = i;
+  starter = pthread_self();
   return is_up = 1, 0;
 }
 
@@ -85,7 +91,13 @@ int MPI_Initialized(int *is) { return *is = is_up, 0; }
 int MPI_Finalized(int *is) { return *is = is_down, 0; }
 int MPI_Finalize(void) { return is_down = 1, 0; }
 int MPI_Comm_rank(handle comm, int *rank) { return *rank = of(comm)->rank, outcome("MPI_Comm_rank"); }
-int MPI_Comm_size(handle comm, int *size) { return *size = number("MOCK_COUNTS", of(comm)->size), outcome("MPI_Comm_size"); }
+int MPI_Query_thread(int *level) { return *level = number("MOCK_LEVEL", 0), outcome("MPI_Query_thread"); }
+int MPI_Is_thread_main(int *is) { return *is = pthread_equal(starter, pthread_self()), outcome("MPI_Is_thread_main"); }
+int MPI_Comm_size(handle name, int *size) {
+  struct comm *comm = of(name);
+  *size = comm == world ? number("MOCK_COUNTS", comm->size) : comm->size;
+  return outcome("MPI_Comm_size");
+}
 int MPI_Comm_test_inter(handle comm, int *is) { return *is = getenv("MOCK_BETWEEN") != 0, outcome("MPI_Comm_test_inter"); }
 
 int MPI_Allgather(const void *from, int count, type sent, void *to, int room, type got, handle name) {

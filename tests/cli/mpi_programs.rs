@@ -146,6 +146,8 @@ fn what_keeps_mpi_from_being_called_is_said() {
         }
         let error = error_of(abi, "world", &[("MOCK_BETWEEN", "1")]);
         assert!(error.contains("MPI_Intercomm_merge"), "{abi}: {error}");
+        let error = error_of(abi, "world", &[("MOCK_COUNTS", "20000")]);
+        assert!(error.contains("20000 ranks") && error.contains("smaller"), "{abi}: {error}");
         for call in ["MPI_Comm_rank", "MPI_Comm_size", "MPI_Allgather", "MPI_Bcast"] {
             let error = error_of(abi, "world", &[("MOCK_FAILS", call)]);
             let words = format!("{call} failed: the mock was told to fail (15)");
@@ -170,6 +172,7 @@ fn what_keeps_rank_0_from_listening_is_the_error_of_all_ranks() {
     {
         let error = error(output);
         assert!(error.contains("rank 0 cannot listen"), "{error}");
+        assert!(error.contains("set CARRACK_PORT") && error.contains("unset it"), "{error}");
         assert_eq!(error.contains("MPI communicator: rank 0 has failed"), rank == 1, "{error}");
     }
 }
@@ -178,8 +181,8 @@ fn what_keeps_rank_0_from_listening_is_the_error_of_all_ranks() {
 fn several_processes_that_mpi_takes_for_one_each_are_refused() {
     for (variables, words) in [
         (&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1")][..], "Hydra"),
-        (&[("CARRACK_SIZE", "2")], "carrack run started this process as one of several"),
-        (&[("WORLD_SIZE", "2")], "torchrun started this process as one of several"),
+        (&[("CARRACK_SIZE", "2")], "carrack run may have started"),
+        (&[("WORLD_SIZE", "2")], "torchrun may have started"),
     ] {
         let error = error_of("OPEN_MPI", "world", variables);
         assert!(error.contains(words) && error.contains("=2"), "{error}");
@@ -187,6 +190,45 @@ fn several_processes_that_mpi_takes_for_one_each_are_refused() {
         let said = succeeded(&run("OPEN_MPI", 1, "world", 0, &wanted)[0]);
         assert!(said.contains("rank 0 of 1"), "{said}");
     }
+}
+
+#[test]
+fn ranks_that_were_started_one_by_one_and_merged_are_a_job() {
+    let alone_in_its_world = [("MOCK_COUNTS", "1"), ("WORLD_SIZE", "2")];
+    let outputs = run("MPICH", 2, "merged", 0, &alone_in_its_world);
+    for (rank, output) in outputs.iter().enumerate() {
+        let said = succeeded(output);
+        assert!(said.contains(&format!("rank {rank} of 2")), "{said}");
+    }
+}
+
+#[test]
+fn a_rank_whose_settings_are_wrong_keeps_no_other_waiting() {
+    let outputs = run("MPICH", 2, "world", 1, &[("CARRACK_PORT", "none")]);
+    let [zero, one] = [0, 1].map(|rank| error(&outputs[rank]));
+    assert!(zero.contains("rank 1 has failed"), "{zero}");
+    assert!(one.contains("CARRACK_PORT"), "{one}");
+}
+
+#[test]
+fn a_thread_that_may_not_call_mpi_is_told() {
+    for (abi, funneled, serialized) in
+        [("MPICH", "1", "2"), ("STANDARD", "1024", "2048"), ("OPEN_MPI", "1", "2")]
+    {
+        for level in ["0", funneled] {
+            let error = error_of(abi, "thread", &[("MOCK_LEVEL", level)]);
+            assert!(error.contains("MPI_THREAD_SERIALIZED"), "{abi}: {error}");
+        }
+        let may = run(abi, 1, "thread", 0, &[("MOCK_LEVEL", serialized)]);
+        let said = succeeded(&may[0]);
+        assert!(said.contains("rank 0 of 1"), "{abi}: {said}");
+    }
+}
+
+#[test]
+fn a_handle_that_is_no_int_is_not_cut_to_one() {
+    let error = error_of("MPICH", "wide", &[]);
+    assert!(error.contains("0x10044000000"), "{error}");
 }
 
 /// An MPI library that the process has loaded, with handles as words: of a handle that is an
@@ -208,8 +250,8 @@ impl Mpi {
         };
         let is_standard = path.contains("abi") || path.contains("STANDARD");
         let [world, null] = match [address("ompi_mpi_comm_world"), address("ompi_mpi_comm_null")] {
-            [Some(world), Some(null)] => [world, null],
             _ if is_standard => [0x101, 0x100],
+            [Some(world), Some(null)] => [world, null],
             _ => [0x4400_0000, 0x0400_0000],
         };
         Self { library, world, null }
@@ -285,9 +327,15 @@ fn a_rank_in_its_role() {
     if role == "late" {
         mpi.finalize();
     }
-    let comm = if role == "null" { mpi.null } else { mpi.world };
+    let comm = match &*role {
+        "null" => mpi.null,
+        "merged" => mpi.split(0, 0),
+        "wide" => mpi.world | 1 << 40,
+        _ => mpi.world,
+    };
     if role != "jobs" {
-        match start(comm) {
+        let elsewhere = || thread::spawn(move || start(comm)).join().unwrap();
+        match if role == "thread" { elsewhere() } else { start(comm) } {
             Ok(runtime) => println!("rank {} of {}", runtime.rank().0, runtime.size()),
             Err(error) => println!("error: {error}"),
         }

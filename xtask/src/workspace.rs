@@ -1,5 +1,6 @@
 //! Paths of the workspace, from Cargo's metadata, and the programs that Cargo builds.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -70,7 +71,9 @@ impl Workspace {
                 expected: "the JSON of its format version 1",
                 found: error.to_string(),
             })?;
-        workspace.is_fresh = !has_incremental(&workspace.target.join("debug/incremental"));
+        let (asked, notes) =
+            (std::env::var_os("CARGO_INCREMENTAL"), workspace.target.join("debug/incremental"));
+        workspace.is_fresh = is_fresh(asked.as_deref(), &notes);
         Ok(workspace)
     }
 
@@ -114,13 +117,14 @@ impl Workspace {
     }
 }
 
-/// Returns `true` if a developer has built the crates of this workspace incrementally. `xtask` is
-/// always there.
-fn has_incremental(folder: &Path) -> bool {
+/// Returns `true` if no developer has built the crates of this workspace incrementally, or says by
+/// `CARGO_INCREMENTAL` what builds are to do. `xtask` is always in the folder.
+fn is_fresh(asked: Option<&OsStr>, folder: &Path) -> bool {
     let is_ours = |name: &str| name.starts_with("carrack-");
-    folder.read_dir().is_ok_and(|entries| {
+    let has_notes = folder.read_dir().is_ok_and(|entries| {
         entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_ours))
-    })
+    });
+    asked.is_none() && !has_notes
 }
 
 fn cargo(root: &Path, words: &str) -> Command {
@@ -153,11 +157,12 @@ mod tests {
     fn only_a_folder_with_notes_of_our_crates_has_something_to_save() {
         let folder = tempfile::tempdir().unwrap();
         let notes = folder.path().join("incremental");
-        assert!(!has_incremental(&notes));
+        assert!(is_fresh(None, &notes));
         std::fs::create_dir_all(notes.join("xtask-1abc")).unwrap();
-        assert!(!has_incremental(&notes));
+        assert!(is_fresh(None, &notes));
+        assert!(!is_fresh(Some("1".as_ref()), &notes), "the developer asks for notes");
         std::fs::create_dir(notes.join("carrack-1abc")).unwrap();
-        assert!(has_incremental(&notes));
+        assert!(!is_fresh(None, &notes));
     }
 
     #[test]

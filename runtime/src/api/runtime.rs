@@ -51,8 +51,9 @@ impl Runtime {
     /// [`BootstrapError::Mpi`](crate::bootstrap::BootstrapError::Mpi), and others of
     /// [`StartError`].
     pub fn from_mpi<'a>(comm: impl Into<MpiComm<'a>>) -> Result<Self, StartError> {
-        let settings = Settings::from_env()?;
-        let bootstrap = comm.into().join(&settings)?;
+        let comm = comm.into();
+        let settings = Settings::from_env().inspect_err(|_| comm.decline())?;
+        let bootstrap = comm.join(&settings)?;
         Self::builder().settings(settings).bootstrap(Box::new(bootstrap)).start()
     }
 

@@ -203,7 +203,8 @@ pub enum BootstrapError {
     /// Rank 0 cannot listen at its port.
     #[error(
         "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \
-         set CARRACK_PORT to a free one, the same for all ranks"
+         set CARRACK_PORT to a free one, the same for all ranks, or unset it: a second job of this \
+         process cannot have the same"
     )]
     Listen {
         /// The address and port.

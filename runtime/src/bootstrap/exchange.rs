@@ -165,7 +165,9 @@ impl Card {
             (more.is_empty() && !addresses.is_empty()).then_some((size, port, secret, addresses))
         });
         let Some((size, port, secret, addresses)) = parts else {
-            return Err("what rank 0 has shared is no card of this version of Carrack".into());
+            let why = "what rank 0 has shared is no card of this version of Carrack: build the \
+                programs of all ranks from the same version";
+            return Err(why.into());
         };
         let address = |bytes: &[u8; 16]| IpAddr::from(*bytes).to_canonical();
         Ok(Self {
@@ -193,6 +195,8 @@ mod tests {
         assert!(Card::decode(&card.encode()).unwrap() == card);
         let why = Card::decode(&Card::refusal("port 7 is taken")).err().unwrap();
         assert_eq!(why, "rank 0 has failed: port 7 is taken");
+        let why = Card::decode(b"carrack card 2\n").err().unwrap();
+        assert!(why.contains("from the same version"), "{why}");
     }
 
     proptest! {

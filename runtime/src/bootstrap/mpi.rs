@@ -1,12 +1,13 @@
 //! MPI: the ranks of a communicator that the program hands in.
 //!
 //! The functions are those of the MPI library that the program has loaded. Its ABI says what a
-//! handle is:
+//! handle is. The first of these that fits is the library's, because Open MPI has its own symbols
+//! below the standard's ABI, too:
 //!
 //! | ABI | known by | a handle |
 //! |---|---|---|
-//! | Open MPI's | its symbol `ompi_mpi_comm_world` | an address |
 //! | the standard's | `MPI_Abi_get_version`, 1 or later | a small number, or an address |
+//! | Open MPI's | its symbol `ompi_mpi_comm_world` | an address |
 //! | MPICH's | neither | an `int` |
 //!
 //! MPI gives rank 0's card to all ranks, and is not called afterwards: it may end first.
@@ -31,14 +32,14 @@ use crate::settings::{BootstrapChoice, Settings};
 /// The bytes in which a card is shared: its length, and then the card.
 const ROOM: usize = 4096;
 
-/// The bytes by which a rank presents itself: its number, its count of ranks, and its kernel's boot
-/// id, which zeros follow.
+/// The bytes by which a rank presents itself: its number, its count of ranks, 0 if it has failed,
+/// and its kernel's boot id, which zeros follow.
 const BLOCK: usize = 48;
 
 /// A communicator of the MPI library that this process has loaded.
 ///
 /// Its ranks are those of a job of their own, with the same numbers. Each rank that is in several
-/// communicators can be in as many jobs at once.
+/// communicators can be in as many jobs at once, unless `CARRACK_PORT` is set.
 ///
 /// With the feature `mpi`, a reference to a communicator of the crate `mpi` is one.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +71,17 @@ impl MpiComm<'_> {
     ///
     /// [`BootstrapError::Mpi`] when there is no such job, and those of other bootstraps over TCP.
     pub fn join(self, settings: &Settings) -> Result<FromEnvironment, BootstrapError> {
+        exchange::meet(failed, self.connect(Some(settings.bootstrap()))?, settings)
+    }
+
+    /// Tells the other ranks, which wait for this one to [join](Self::join), that it has failed.
+    pub(crate) fn decline(self) {
+        // The error that this rank has counts, and not one of MPI.
+        let _ = self.connect(None);
+    }
+
+    /// Finds this rank's place. A rank without a choice does not join.
+    fn connect(self, choice: Option<BootstrapChoice>) -> Result<Box<dyn Exchange>, BootstrapError> {
         let library = Library::this();
         let address = |name: &str| {
             // SAFETY: the symbol is not called or read; its address alone is used.
@@ -77,15 +89,14 @@ impl MpiComm<'_> {
             symbol.ok().map(|symbol| symbol.as_raw_ptr().expose_provenance())
         };
         let open_mpi = ["ompi_mpi_comm_world", "ompi_mpi_comm_null", "ompi_mpi_byte"].map(address);
-        let exchange = if let [Some(world), Some(null), Some(byte)] = open_mpi {
-            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], settings)?
-        } else if abi_version(&library) >= 1 {
-            Mpi::<*mut c_void>::connect(&library, self.raw, [0x101, 0x100, 0x247], settings)?
+        if abi_version(&library) >= 1 {
+            Mpi::<*mut c_void>::connect(&library, self.raw, [0x101, 0x100, 0x247], choice)
+        } else if let [Some(world), Some(null), Some(byte)] = open_mpi {
+            Mpi::<*mut c_void>::connect(&library, self.raw, [world, null, byte], choice)
         } else {
             let handles = [0x4400_0000, 0x0400_0000, 0x4c00_010d];
-            Mpi::<c_int>::connect(&library, self.raw, handles, settings)?
-        };
-        exchange::meet(failed, exchange, settings)
+            Mpi::<c_int>::connect(&library, self.raw, handles, choice)
+        }
     }
 }
 
@@ -113,17 +124,28 @@ fn abi_version(library: &Library) -> c_int {
 /// A handle of an ABI, as it is passed to functions.
 trait Handle: Copy + PartialEq + fmt::Debug + 'static {
     fn of(raw: usize) -> Self;
+
+    /// Returns `true` if the word is a handle, extended with or without its sign.
+    fn is_one(raw: usize) -> bool;
 }
 
 impl Handle for c_int {
     fn of(raw: usize) -> Self {
         raw as Self
     }
+
+    fn is_one(raw: usize) -> bool {
+        [raw as Self as usize, raw as u32 as usize].contains(&raw)
+    }
 }
 
 impl Handle for *mut c_void {
     fn of(raw: usize) -> Self {
         std::ptr::with_exposed_provenance_mut(raw)
+    }
+
+    fn is_one(_: usize) -> bool {
+        true
     }
 }
 
@@ -155,7 +177,7 @@ impl<H: Handle> Mpi<H> {
         library: &Library,
         comm: usize,
         [world, null, byte]: [usize; 3],
-        settings: &Settings,
+        choice: Option<BootstrapChoice>,
     ) -> Result<Box<dyn Exchange>, BootstrapError> {
         let seat = Seat { rank: 0, size: 1, place_on_node: 0 };
         // SAFETY: the types are those of the MPI standard for functions of these names.
@@ -172,20 +194,33 @@ impl<H: Handle> Mpi<H> {
                 seat,
             }
         };
-        for (call, wanted, why) in [
-            ("MPI_Initialized", true, "MPI is not initialised: call MPI_Init_thread first"),
-            ("MPI_Finalized", false, "MPI is finalised: start the runtime before MPI_Finalize"),
-        ] {
+        let ask = |call| {
             let mut answer = 0;
-            // SAFETY: the type is the standard's for both, which may be called at any time; the
-            // place for the answer is ours.
+            // SAFETY: the type is the standard's for the four names below. Every thread may call
+            // those, the first two at any time, the others between them. The place for the answer
+            // is ours.
             let code = unsafe { function::<Ask>(library, call)?(&raw mut answer) };
-            mpi.check(call, code)?;
-            if (answer != 0) != wanted {
-                return Err(failed(why.into()));
-            }
+            mpi.check(call, code).map(|()| answer)
+        };
+        if ask("MPI_Initialized")? == 0 {
+            return Err(failed("MPI is not initialised: call MPI_Init_thread first".into()));
         }
-        // Of an `int`, the upper half of the word does not count.
+        if ask("MPI_Finalized")? != 0 {
+            let why = "MPI is finalised: start the runtime before MPI_Finalize";
+            return Err(failed(why.into()));
+        }
+        // The levels of all ABIs below MPI_THREAD_SERIALIZED.
+        if ask("MPI_Is_thread_main")? == 0 && matches!(ask("MPI_Query_thread")?, 0 | 1 | 1024) {
+            let why = "this thread may not call MPI: call this in the thread that has initialised \
+                MPI, or initialise it by MPI_Init_thread with MPI_THREAD_SERIALIZED";
+            return Err(failed(why.into()));
+        }
+        if !H::is_one(comm) {
+            return Err(failed(format!(
+                "it is {comm:#x}, and no `int` as in MPICH's ABI, which the loaded MPI library \
+                has: build the program with that library's mpi.h"
+            )));
+        }
         if H::of(comm) == H::of(null) {
             let why = "it is MPI_COMM_NULL: this process is not of that communicator";
             return Err(failed(why.into()));
@@ -194,25 +229,29 @@ impl<H: Handle> Mpi<H> {
             let why = "it is an inter-communicator: merge it by MPI_Intercomm_merge first";
             return Err(failed(why.into()));
         }
-        if mpi.ask("MPI_Comm_size", mpi.size, world)? == 1 {
-            refuse_strangers(settings.bootstrap())?;
-        }
         let [rank, size] =
             [mpi.ask("MPI_Comm_rank", mpi.rank, comm)?, mpi.ask("MPI_Comm_size", mpi.size, comm)?];
+        // Ranks that were started one by one, and merged, each have a world of one.
+        if size == 1
+            && let Some(choice) = choice
+            && mpi.ask("MPI_Comm_size", mpi.size, world)? == 1
+        {
+            refuse_strangers(choice)?;
+        }
         mpi.seat.rank = u32::try_from(rank).unwrap_or(u32::MAX);
         mpi.seat.size = u32::try_from(size).unwrap_or(0);
         if let Some(why) = mpi.seat.fault() {
-            return Err(failed(why));
+            return Err(failed(format!("{why}: hand in a smaller communicator")));
         }
-        mpi.seat.place_on_node = mpi.present()?;
+        mpi.seat.place_on_node = mpi.present(choice.is_some())?;
         Ok(Box::new(mpi))
     }
 
-    /// Presents this rank to all others. Returns its place on its node.
-    fn present(&self) -> Result<u32, BootstrapError> {
+    /// Presents this rank, or its failure, to all others. Returns its place on its node.
+    fn present(&self, joins: bool) -> Result<u32, BootstrapError> {
         let Seat { rank, size, .. } = self.seat;
         let node = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let mine = block(rank, size, &node);
+        let mine = block(rank, if joins { size } else { 0 }, &node);
         let mut all = vec![[0; BLOCK]; size as usize];
         let (byte, comm, len) = (H::of(self.byte), H::of(self.comm), BLOCK as c_int);
         let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
@@ -289,6 +328,9 @@ fn review(all: &[[u8; BLOCK]], rank: u32, node: &[u8]) -> Result<u32, String> {
         if theirs[..8] != expected[..8] {
             let word = |from: usize| theirs[from..].first_chunk().copied().unwrap_or_default();
             let [other, count] = [0, 4].map(|from| u32::from_le_bytes(word(from)));
+            if count == 0 {
+                return Err(format!("rank {other} has failed: look for its own error"));
+            }
             return Err(format!(
                 "rank {rank} counts {size} ranks, and in place {at} is rank {other} of {count}: \
                 hand in the same communicator on all ranks"
@@ -300,7 +342,7 @@ fn review(all: &[[u8; BLOCK]], rank: u32, node: &[u8]) -> Result<u32, String> {
 }
 
 /// Refuses processes that were started as several, and that MPI takes for one: each would be a job
-/// of one rank.
+/// of one rank. PMIx has no variable that tells a launcher's only process from one of several.
 fn refuse_strangers(choice: BootstrapChoice) -> Result<(), BootstrapError> {
     if choice == BootstrapChoice::Alone {
         return Ok(());
@@ -318,8 +360,8 @@ fn refuse_strangers(choice: BootstrapChoice) -> Result<(), BootstrapError> {
         },
     };
     Err(failed(format!(
-        "MPI_COMM_WORLD has one rank, and {launcher} started this process as one of several \
-        ({variables}): start the program with the launcher of its own MPI library, or set \
+        "MPI_COMM_WORLD has one rank, and {launcher} may have started this process as one of \
+        several ({variables}): start the program with the launcher of its own MPI library, or set \
         CARRACK_BOOTSTRAP=alone"
     )))
 }
@@ -364,5 +406,7 @@ mod tests {
         assert_eq!(places, [0, 0, 1, 2]);
         let why = review(&all[..3], 0, b"a").unwrap_err();
         assert!(why.contains("counts 3 ranks, and in place 0 is rank 0 of 4"), "{why}");
+        let failing = [block(0, 2, b"a"), block(1, 0, b"a")];
+        assert!(review(&failing, 0, b"a").unwrap_err().contains("rank 1 has failed"));
     }
 }
