@@ -20,8 +20,11 @@
 //! | `socket` | system calls on sockets |
 //! | `settings` | the settings of this transport |
 //!
-//! A link is one-way, as the contract says, and has a connection of its own: its sender dials when
-//! it is first used. So connections that cross need no agreement.
+//! A link is one-way, as the contract says. Its sender dials when it is first used, unless a link
+//! of the peer leads here: it then *joins* that link's connection, and goes the other way on it.
+//! The kernel's acknowledgements of both ride on data. With a connection for each link the kernel
+//! would send one packet more for each small message. Of two connections that cross, that of the
+//! device with the lower key stays: the other link changes over, as after a cut.
 //!
 //! # Cuts
 //!
