@@ -56,6 +56,17 @@ impl TcpDevice {
     pub(super) fn hear_stranger(&self, polling: &mut Polling, place: u32) {
         let Some(guest) = polling.strangers.hear(&self.shared, place) else { return };
         self.shared.is_short.store(false, Ordering::Relaxed);
+        self.admit(polling, guest);
+    }
+
+    /// Takes in a connection of a rank of the job, unless it has to wait.
+    pub(super) fn admit(&self, polling: &mut Polling, guest: Guest) {
+        if self.is_crossed(&guest) {
+            let is_another =
+                |it: &Guest| (it.device, it.hello.link) != (guest.device, guest.hello.link);
+            polling.crossed.retain(is_another);
+            return polling.crossed.push(guest);
+        }
         let Guest { mut channel, peer, device, hello, home } = guest;
         let index = match polling.place_of((peer, device), &hello) {
             Ok(index) => index,
@@ -85,8 +96,17 @@ impl TcpDevice {
         }
     }
 
+    /// Returns `true` while this device dials the one that has dialled it, which gives way.
+    fn is_crossed(&self, guest: &Guest) -> bool {
+        let is_dialling = |link: &Arc<Outgoing>| {
+            link.address.key == guest.device && !link.is_over() && link.is_dialling()
+        };
+        self.shared.address.key.0 < guest.device.0
+            && self.shared.outgoing.lock().iter().flatten().any(is_dialling)
+    }
+
     /// Has a link go the other way on a connection that leads here from its peer, if there is one
-    /// and the link has no better one.
+    /// and the link has none.
     pub(super) fn join(&self, polling: &mut Polling, link: &Arc<Outgoing>) {
         let free = polling.inbound.iter_mut().enumerate().find_map(|(index, entry)| {
             let entry = entry.as_mut()?;

@@ -10,7 +10,7 @@ use super::incoming::{Fault, Read, Receiving};
 use super::link::TcpLink;
 use super::outgoing::{Outgoing, heard_at};
 use super::shared::Shared;
-use super::strangers::Strangers;
+use super::strangers::{Guest, Strangers};
 use super::{NAME, Options, socket};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
@@ -30,8 +30,8 @@ use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 pub(super) const LISTENER: u64 = 0;
@@ -43,6 +43,9 @@ const STRANGER: u64 = 3 << 32;
 
 /// Bytes that one call of a socket receives, of all but puts.
 const SCRATCH: usize = 64 << 10;
+
+/// Events that are read before a poll asks for them, at most.
+const AHEAD: usize = 64;
 
 /// Sockets that are read directly, at most: of more, the epoll set knows quicker which have
 /// something.
@@ -61,6 +64,8 @@ const TICK: Duration = Duration::from_millis(50);
 pub(super) struct Polling {
     pub(super) listener: Option<TcpListener>,
     pub(super) strangers: Strangers,
+    /// Connections of peers to which this device is dialling at the same time.
+    pub(super) crossed: Vec<Guest>,
     pub(super) inbound: Vec<Option<Inbound>>,
     /// Sockets that are read directly, by name, with the ticks at which something last came.
     hot: Vec<(u64, u64)>,
@@ -68,6 +73,8 @@ pub(super) struct Polling {
     polls: u32,
     looked_at: u64,
     ticked_at: Instant,
+    /// Events that were read for acknowledgements, before a poll asked for them.
+    ahead: Option<Batch>,
     /// Frames wait that were taken off a connection and found no room in a batch.
     has_backlog: bool,
     /// Says who is read first.
@@ -86,6 +93,7 @@ pub(super) struct TcpDevice {
     pub(super) shared: Arc<Shared>,
     polling: BiasedLock<Polling>,
     timer: OwnedFd,
+    this: Weak<Self>,
     /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
     armed: AtomicBool,
     owner: Owner,
@@ -96,7 +104,7 @@ impl TcpDevice {
         options: Options,
         identity: Identity,
         packets: Arc<dyn PacketSource>,
-    ) -> Result<Self, Unavailable> {
+    ) -> Result<Arc<Self>, Unavailable> {
         let unavailable = |why: String| Unavailable::new(NAME, why);
         let place = Place::here().map_err(unavailable)?;
         let own = interfaces::reachable(&options.interface)
@@ -104,7 +112,7 @@ impl TcpDevice {
         let listener = socket::listen(&options.ports, &options.congestion)
             .map_err(|error| unavailable(format!("it cannot listen: {error}")))?;
         let ranks = identity.ranks;
-        let opened = || -> Result<Self, std::io::Error> {
+        let opened = || -> Result<Arc<Self>, std::io::Error> {
             let port = listener.local_addr()?.port();
             let hosts = own.iter().map(|interface| interface.address).collect();
             let address = Address { key: DeviceKey::fresh()?, boot: place.boot, port, hosts };
@@ -139,25 +147,28 @@ impl TcpDevice {
             let polling = Polling {
                 listener: Some(listener.try_clone()?),
                 strangers: Strangers::of(ranks),
+                crossed: Vec::new(),
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
                 scratch: vec![0; SCRATCH].into(),
                 polls: 0,
                 looked_at: 0,
                 ticked_at: Instant::now(),
+                ahead: None,
                 has_backlog: false,
                 turn: 0,
                 is_crowded: false,
                 is_deaf: false,
                 is_troubled: false,
             };
-            Ok(Self {
+            Ok(Arc::new_cyclic(|this| Self {
                 shared: Arc::new(shared),
                 polling: BiasedLock::new(polling),
                 timer,
+                this: this.clone(),
                 armed: AtomicBool::new(false),
                 owner: Owner::this_process(),
-            })
+            }))
         };
         opened().map_err(|error| unavailable(format!("its sockets could not be made: {error}")))
     }
@@ -168,6 +179,9 @@ impl TcpDevice {
         self.shared.news.store(false, Ordering::Relaxed);
         // The flag goes first: what is added meanwhile sets it again.
         std::sync::atomic::fence(Ordering::SeqCst);
+        if let Some(mut ahead) = polling.ahead.take() {
+            ahead.drain().for_each(|event| batch.push(event));
+        }
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
             self.tick(polling, batch);
         }
@@ -190,6 +204,20 @@ impl TcpDevice {
         drop(events);
         if is_left || !self.shared.deaths.lock().is_empty() {
             self.shared.news.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads what has come on a link that leads here, for the acknowledgements in it. The next poll
+    /// yields the rest.
+    pub(super) fn read_ahead(&self, reader: u32) {
+        let Some(mut polling) = self.polling.try_lock() else { return };
+        let mut ahead = polling.ahead.take().unwrap_or_else(|| Batch::new(AHEAD));
+        if !ahead.is_full() {
+            self.receive(&mut polling, reader, &mut ahead);
+        }
+        if !ahead.is_empty() {
+            polling.ahead = Some(ahead);
+            self.shared.has_news();
         }
     }
 
@@ -371,7 +399,10 @@ impl TcpDevice {
         for place in polling.strangers.places() {
             self.hear_stranger(polling, place);
         }
-        polling.is_troubled = polling.strangers.expire();
+        for guest in std::mem::take(&mut polling.crossed) {
+            self.admit(polling, guest);
+        }
+        polling.is_troubled = polling.strangers.expire() || !polling.crossed.is_empty();
         self.part(polling, batch);
         let links = self.shared.outgoing.lock().clone();
         for (index, link) in links.iter().enumerate() {
@@ -476,7 +507,8 @@ impl Device for TcpDevice {
         links[place] = Some(outgoing.clone());
         drop(links);
         self.shared.look_soon();
-        Ok(Arc::new(TcpLink { outgoing, shared: self.shared.clone(), owner: self.owner }))
+        let (shared, device) = (self.shared.clone(), self.this.clone());
+        Ok(Arc::new(TcpLink { outgoing, shared, device, owner: self.owner }))
     }
 
     #[inline]

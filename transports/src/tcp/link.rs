@@ -4,6 +4,7 @@
 //! a call of the socket closely waits for the next poll, or until [`FULL`] bytes have gathered, or
 //! for the flusher's thread. Any other leaves at once.
 
+use super::device::TcpDevice;
 use super::frame::{Frame, HEAD};
 use super::outflow::{Body, Source};
 use super::outgoing::{Line, Outgoing, Sending};
@@ -16,8 +17,8 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::{Buffer, MemRef};
 use parking_lot::MutexGuard;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 /// Unsent bytes that are sent without waiting for more.
 const FULL: u64 = 16 << 10;
@@ -29,6 +30,7 @@ const CLOSE: u64 = 20 * TICKS_PER_MICROSECOND;
 pub(super) struct TcpLink {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) shared: Arc<Shared>,
+    pub(super) device: Weak<TcpDevice>,
     pub(super) owner: Owner,
 }
 
@@ -90,10 +92,12 @@ impl TcpLink {
             Err(busy) => return Ok(Submit::Busy(busy)),
         };
         if !self.has_room(&sending, len) {
-            self.outgoing.hear(&mut sending, &self.shared);
-            if let Line::Over(cause) = &sending.line {
-                return Err(self.down(cause.clone()));
-            }
+            drop(sending);
+            self.hear();
+            sending = match self.ready()? {
+                Ok(sending) => sending,
+                Err(busy) => return Ok(Submit::Busy(busy)),
+            };
             if !self.has_room(&sending, len) {
                 self.outgoing.flush(&mut sending, &self.shared);
                 return Ok(Submit::Busy(Busy::Full));
@@ -103,6 +107,18 @@ impl TcpLink {
         sending.flow.push_memory(bytes);
         self.send(sending, more);
         Ok(Submit::Done)
+    }
+
+    /// Takes the acknowledgements that have come: a caller that tries again need not poll.
+    #[cold]
+    fn hear(&self) {
+        let Some(reader) = self.outgoing.reader() else {
+            self.outgoing.listen(&self.shared);
+            return;
+        };
+        if let Some(device) = self.device.upgrade() {
+            device.read_ahead(reader);
+        }
     }
 
     fn put(

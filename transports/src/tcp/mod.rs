@@ -23,8 +23,8 @@
 //! A link is one-way, as the contract says. Its sender dials when it is first used, unless a link
 //! of the peer leads here: it then *joins* that link's connection, and goes the other way on it.
 //! The kernel's acknowledgements of both ride on data. With a connection for each link the kernel
-//! would send one packet more for each small message. Of two connections that cross, that of the
-//! device with the lower key stays: the other link changes over, as after a cut.
+//! would send one packet more for each small message. Of two devices that dial each other, the one
+//! with the higher key gives way. A connection that is up stays what it is.
 //!
 //! # Cuts
 //!
@@ -186,6 +186,6 @@ impl Domain for TcpDomain {
             return Err(Unavailable::new(NAME, reason));
         }
         let (options, identity) = (self.options.clone(), self.identity.clone());
-        Ok(Arc::new(device::TcpDevice::open(options, identity, packets)?))
+        Ok(device::TcpDevice::open(options, identity, packets)?)
     }
 }

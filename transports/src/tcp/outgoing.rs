@@ -334,6 +334,11 @@ impl Outgoing {
         true
     }
 
+    /// Returns `true` while a connection is being made.
+    pub(super) fn is_dialling(&self) -> bool {
+        matches!(self.sending.lock().line, Line::Dialling(_))
+    }
+
     /// Returns the place of the link that leads here on the same connection.
     pub(super) fn reader(&self) -> Option<u32> {
         Some(self.reader.load(Ordering::Relaxed)).filter(|reader| *reader != NONE)
@@ -348,20 +353,17 @@ impl Outgoing {
         self.has_parted.load(Ordering::Acquire)
     }
 
-    /// Goes the other way on a connection of the peer's link, which leads here, if it has no
-    /// connection of its own; of two that were dialled, the link of the device with the higher key
-    /// changes over. Returns `true` if it does.
+    /// Goes the other way on a connection of the peer's link, which leads here, if it has none. Of
+    /// two links that are dialling at once, that of the device with the higher key gives way.
+    /// Returns `true` if it does.
     pub(super) fn join(&self, shared: &Shared, reader: u32, socket: &Arc<TcpStream>) -> bool {
         let mut sending = self.sending.lock();
         let joins = match &sending.line {
-            Line::Over(_) => false,
-            Line::Joined(joined) => !Arc::ptr_eq(&joined.socket, socket),
-            Line::Pause(_) if sending.attempts == 0 => true,
-            Line::Dialling(_) | Line::Pause(_) | Line::Up(_) => {
-                shared.address.key.0 > self.address.key.0
-            }
+            Line::Over(_) | Line::Up(_) | Line::Joined(_) => false,
+            Line::Pause(_) => true,
+            Line::Dialling(_) => shared.address.key.0 > self.address.key.0,
         };
-        if !joins || sending.is_shared {
+        if !joins {
             return false;
         }
         let words = self.hello(&mut sending, shared).join();
@@ -596,6 +598,8 @@ impl Outgoing {
         if !self.goes_on(sending, shared, received) {
             return;
         }
+        // A connection of the peer may have waited for the end of dialling.
+        shared.look_soon();
         match kept.and(watched) {
             Ok(()) => self.take_acks(sending, shared),
             Err(error) => self.broke(sending, shared, &error.to_string()),
@@ -612,7 +616,7 @@ impl Outgoing {
         }
         (sending.is_shared, sending.joins) = (false, None);
         // Behind its last byte the peer finds the end of the old one.
-        self.dial(sending, shared, (0, true));
+        sending.line = Line::Pause(Instant::now());
         shared.look_soon();
     }
 

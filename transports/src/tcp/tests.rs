@@ -25,7 +25,7 @@ fn identity(me: u32) -> Identity {
 
 /// A rank with one device.
 struct Side {
-    device: TcpDevice,
+    device: Arc<TcpDevice>,
     batch: Batch,
     _held: Vec<Packet>,
 }
