@@ -1,12 +1,14 @@
 //! Runs `carrack perf`, which starts its own two ranks.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::cores::Cores;
 use super::kit::Setup;
+use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit};
-use crate::child::{self, Heard};
+use super::ucx;
+use crate::child::{self, Heard, Running};
 use crate::error::TaskError;
 use crate::workspace::clean;
 
@@ -22,6 +24,9 @@ pub(super) struct Carrack(pub(super) Setup);
 
 impl Carrack {
     fn run(&self, row: &Row, cores: &[usize], seconds: f64) -> Result<(Command, Heard), TaskError> {
+        if row.tcp {
+            return self.run_between_nodes(row, seconds);
+        }
         let mut command = perf(Cores::pin(cores, &self.0.kit.carrack), row, seconds);
         let memory = if self.0.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
         // A simulated GPU is no comparison.
@@ -32,6 +37,25 @@ impl Carrack {
         command.args(row.gpu.then_some(["--mem", memory]).into_iter().flatten());
         let heard = child::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
+    }
+}
+
+impl Carrack {
+    /// One rank on each node: rank 0 prints the figures.
+    fn run_between_nodes(&self, row: &Row, seconds: f64) -> Result<(Command, Heard), TaskError> {
+        let port = ucx::free_port()?.to_string();
+        let [mut first, mut other] = [0, 1].map(|side| {
+            let mut command = perf(self.0.pin(row, side, &self.0.kit.carrack), row, seconds);
+            command.env("RANK", side.to_string()).env("WORLD_SIZE", "2");
+            command.env("MASTER_ADDR", ADDRESSES[0]).env("MASTER_PORT", &port);
+            // Both nodes are of one machine, on which shared memory would be nearer.
+            command.env("CARRACK_TRANSPORT", "tcp").env("CARRACK_JOB_SECRET", "a benchmark's own");
+            command
+        });
+        let other = Running::start(other.stdout(Stdio::null()))?;
+        let heard = child::hear(&mut first, limit(seconds))?;
+        drop(other);
+        Ok((first, heard))
     }
 }
 

@@ -1,13 +1,17 @@
 //! Programs that a comparison needs: built and installed here, or packed in a folder.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fs_err as fs;
 
 use super::cores::Cores;
 use super::install;
+use super::nodes::Nodes;
+use super::row::Row;
 use crate::child;
 use crate::error::TaskError;
 use crate::files;
@@ -20,7 +24,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`, also in a packed folder.
+    /// Holds `ucx/libucx`, `mpich`, `mpi_bench`, `copy_bench` and `tcp_bench`, also in a packed folder.
     pub(super) peers: PathBuf,
 }
 
@@ -33,6 +37,20 @@ pub(super) struct Setup {
     pub(super) seconds: f64,
     /// GPUs that are there.
     pub(super) gpus: usize,
+    /// Nodes, where rows of TCP are measured.
+    pub(super) nodes: Option<Arc<Nodes>>,
+}
+
+impl Setup {
+    /// A command that runs `program` on one of these cores: on its node, for a row of TCP.
+    pub(super) fn pin(&self, row: &Row, side: usize, program: impl AsRef<OsStr>) -> Command {
+        // A row is only measured where there are as many.
+        let core = &self.cores.first(2).unwrap_or_default()[side..=side];
+        match &self.nodes {
+            Some(nodes) if row.tcp => nodes.command(side, core, program),
+            _ => Cores::pin(core, program),
+        }
+    }
 }
 
 impl Kit {
@@ -53,6 +71,7 @@ impl Kit {
         files::compile(mpicc, &bench, &peers, &["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"])?;
         // It needs nothing of CUDA's until it runs.
         files::compile("cc", &sources.join("copy_bench.c"), &peers, &["-ldl"])?;
+        files::compile("cc", &sources.join("tcp_bench.c"), &peers, &[])?;
         let carrack = if peer_only { PathBuf::new() } else { workspace.release()? };
         Ok(Self { carrack, peers })
     }
@@ -60,7 +79,8 @@ impl Kit {
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder)?;
-        let programs = "carrack ucx/libucx/bin/ucx_perftest mpich/bin/mpiexec mpi_bench copy_bench";
+        let programs =
+            "carrack ucx/libucx/bin/ucx_perftest mpich/bin/mpiexec mpi_bench copy_bench tcp_bench";
         let mut programs = programs.split(' ').map(|below| folder.join(below));
         match programs.find(|path| !files::is_executable(path)) {
             None => Ok(Self { carrack: folder.join("carrack"), peers: folder }),

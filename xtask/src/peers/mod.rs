@@ -17,7 +17,8 @@
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
-//! | `memcpy` | one copy by a thread or a GPU's engine (`xtask/peers/copy_bench.c`) |
+//! | `yardstick` | one copy by a thread or a GPU's engine (`xtask/peers/copy_bench.c`), or raw sockets (`tcp_bench.c`) |
+//! | `nodes` | two network namespaces, for TCP |
 //! | `verbs` | `--guest`: Carrack over verbs, perftest and UCX in a small virtual machine |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
 //! | `cores` | chooses cores and pins to them |
@@ -30,14 +31,15 @@ mod cores;
 pub(crate) mod install;
 mod kit;
 mod machine;
-mod memcpy;
 mod mpich;
+mod nodes;
 mod pack;
 mod report;
 mod row;
 mod side;
 mod ucx;
 mod verbs;
+mod yardstick;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,12 +51,13 @@ use comparison::Measured;
 use cores::Cores;
 use kit::{Kit, Setup};
 use machine::Machine;
-use memcpy::Memcpy;
 use mpich::Mpich;
+use nodes::Nodes;
 use report::{Heading, Report};
-use row::{GPU_ROWS, ROWS, Row};
+use row::{GPU_ROWS, ROWS, Row, TCP_ROWS};
 use side::{Out, Role, Side};
 use ucx::Ucx;
+use yardstick::Yardstick;
 
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
@@ -66,7 +69,8 @@ latency, bandwidth and rate. A size is in bytes; of a barrier it is the number o
 too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy
 of their size. With gpu: in front the memory is that of the first two GPUs, or of the only one;
 beside it stand raw copies by the driver. With gpu:copier: Carrack's resident copier has the small
-ones (CARRACK_GPU_COPIER=1). A row that Carrack cannot do yet is reported and skipped; a program
+ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces, which takes
+root, and beside them stand raw sockets. A row that Carrack cannot do yet is reported and skipped; a program
 that fails or hangs is ended, reported, and not measured any further in that row, and the status
 is 1 then.")]
 pub(crate) struct Options {
@@ -83,6 +87,9 @@ pub(crate) struct Options {
     /// Measure memory of GPUs, if no rows are named
     #[arg(long, conflicts_with = "rows")]
     gpu: bool,
+    /// Measure TCP, if no rows are named
+    #[arg(long, conflicts_with_all = ["rows", "gpu"])]
+    tcp: bool,
     /// Print lines of JSON, the conditions and then one a row, and the table to standard error
     #[arg(long)]
     json: bool,
@@ -110,10 +117,11 @@ pub(crate) struct Options {
     packed: Option<PathBuf>,
 }
 
-const ROW: &str = "[shared:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...";
+const ROW: &str = "[shared:|tcp:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...";
 
 /// Options that have no meaning with `--guest`.
-const OF_HOST: [&str; 8] = ["rows", "gpu", "json", "peers", "cores", "peer_only", "pack", "packed"];
+const OF_HOST: [&str; 9] =
+    ["rows", "gpu", "tcp", "json", "peers", "cores", "peer_only", "pack", "packed"];
 
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
@@ -141,17 +149,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
 fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
     let cores = options.cores.clone().map_or_else(Cores::choose, Ok)?;
     let (seconds, gpus) = (options.seconds, kit.gpus());
-    let setup = Setup { kit, cores, seconds, gpus };
+    let rows = options.chosen();
+    let nodes = if rows.iter().any(|row| row.tcp) { Some(Nodes::make()?.into()) } else { None };
+    let setup = Setup { kit, cores, seconds, gpus, nodes };
     let mut sides: Vec<Box<dyn Side>> = vec![
         Box::new(Carrack(setup.clone())),
         Box::new(Ucx::new(setup.clone())?),
         Box::new(Mpich::new(setup.clone())?),
-        Box::new(Memcpy(setup.clone())),
+        Box::new(Yardstick(setup.clone())),
     ];
     sides.retain(|side| !options.peer_only || side.role() != Role::Ours);
 
     let machine = Machine::look_before_rounds()?;
-    let measured = measure(options, &sides);
+    let measured = measure(options, &rows, &sides);
     let heading = Heading {
         machine,
         cores: setup.cores,
@@ -171,14 +181,22 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
-    let rows = match &options.rows[..] {
-        [] => row::read(if options.gpu { GPU_ROWS } else { ROWS }),
-        rows => rows.to_vec(),
-    };
-    let rows = row::with_one_thread(&rows);
+impl Options {
+    /// Returns the rows that are measured.
+    fn chosen(&self) -> Vec<Row> {
+        let rows = match &self.rows[..] {
+            [] if self.gpu => row::read(GPU_ROWS),
+            [] if self.tcp => row::read(TCP_ROWS),
+            [] => row::read(ROWS),
+            rows => rows.to_vec(),
+        };
+        row::with_one_thread(&rows)
+    }
+}
+
+fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Measured> {
     let mut measured: Vec<Measured> = Vec::new();
-    for row in rows {
+    for &row in rows {
         eprintln!("trying settings: {row}");
         measured.push(Measured::prepare(row, sides));
     }

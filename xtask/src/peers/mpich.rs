@@ -69,6 +69,9 @@ impl Side for Mpich {
         if row.gpu {
             return Out::cannot("this build of it knows no GPUs");
         }
+        if row.tcp {
+            return Out::cannot("it is not measured between nodes yet");
+        }
         let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
             // Several threads are compared with what MPI has for messages.

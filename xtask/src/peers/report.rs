@@ -45,8 +45,8 @@ struct Line {
     ratio: Option<f64>,
     /// The same of the averages of a latency.
     average_ratio: Option<f64>,
-    /// Median of Carrack over that of one copy of the same size.
-    of_copy: Option<f64>,
+    /// Median of Carrack over that of one copy of the same size, or of raw sockets.
+    of_raw: Option<f64>,
     /// Median of Carrack over its own of one thread.
     of_one_thread: Option<f64>,
 }
@@ -74,8 +74,8 @@ impl Report<'_> {
             Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
             run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
             second, higher is better.\nRatio: carrack / better peer; average: the same of the \
-            averages of the latencies. /copy: carrack / one copy of that size, by one thread's \
-            memcpy or the GPU's engine; /one: carrack / its figure of one thread.\n\n\
+            averages of the latencies. /raw: carrack / one copy of that size, by one thread's \
+            memcpy or the GPU's engine, or raw sockets; /one: carrack / its figure of one thread.\n\n\
             {:<WIDTH$}",
             "test"
         );
@@ -83,7 +83,7 @@ impl Report<'_> {
         for entry in self.measured.first().iter().flat_map(|one| &one.entries) {
             let _ = write!(text, " {:>14}", entry.side);
         }
-        columns(&mut text, ["ratio", "average", "/copy", "/one", "better peer"]);
+        columns(&mut text, ["ratio", "average", "/raw", "/one", "better peer"]);
         for measured in self.measured {
             self.table_row(&mut text, measured);
         }
@@ -106,8 +106,8 @@ impl Report<'_> {
             };
             let _ = write!(text, " {shown:>14}");
         }
-        let Line { ratio, average_ratio, of_copy, of_one_thread, .. } = self.line(measured);
-        let ratios = [ratio, average_ratio, of_copy, of_one_thread];
+        let Line { ratio, average_ratio, of_raw, of_one_thread, .. } = self.line(measured);
+        let ratios = [ratio, average_ratio, of_raw, of_one_thread];
         let [ratio, average, copy, one] =
             ratios.map(|ratio| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")));
         let peer = measured.better_peer().map_or_else(
@@ -132,7 +132,7 @@ impl Report<'_> {
             better_peer: peer.map(|peer| peer.side),
             ratio: ratio(ours, peer, Entry::median),
             average_ratio: ratio(ours, peer, Entry::average),
-            of_copy: ratio(ours, measured.of(Role::Yardstick), Entry::median),
+            of_raw: ratio(ours, measured.of(Role::Yardstick), Entry::median),
             of_one_thread: ours.and_then(|ours| self.of_one_thread(row, ours)),
         }
     }
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(of_one, [None, Some(3.5), Some(0.8), None]);
         assert_eq!(lines[1].sides[1]["of_one_thread"], 2.0);
         assert_eq!(
-            (lines[3].of_copy, lines[3].better_peer, lines[3].ratio),
+            (lines[3].of_raw, lines[3].better_peer, lines[3].ratio),
             (Some(0.9), None, None)
         );
         let rows: Vec<_> = report.table().lines().map(str::to_owned).collect();

@@ -21,6 +21,8 @@ pub(super) struct Row {
     pub(super) shared: bool,
     /// `true` for memory of GPUs: rank 0's of the first, rank 1's of the second, if there is one.
     pub(super) gpu: bool,
+    /// `true` for two nodes, between which there is TCP.
+    pub(super) tcp: bool,
     /// `true` if Carrack's small copies go to its resident copier. Peers are unaffected.
     pub(super) copier: bool,
 }
@@ -75,6 +77,10 @@ pub(super) const GPU_ROWS: &str = "gpu:send:latency:8 gpu:send:bandwidth:16M \
     gpu:send:bandwidth:256M gpu:put:latency:8 gpu:put:rate:8 gpu:put:bandwidth:16M \
     gpu:put:bandwidth:256M gpu:get:latency:8 gpu:get:bandwidth:16M gpu:get:bandwidth:256M \
     gpu:copier:send:latency:8 gpu:copier:put:latency:8 gpu:copier:put:latency:1K";
+
+/// The rows of `--tcp`.
+pub(super) const TCP_ROWS: &str = "tcp:am:latency:8 tcp:am:rate:8 tcp:send:latency:8 \
+    tcp:send:rate:8 tcp:send:bandwidth:1M tcp:send:bandwidth:16M";
 
 /// Reads rows of this file, with spaces between them.
 pub(super) fn read(rows: &str) -> Vec<Row> {
@@ -167,14 +173,20 @@ impl fmt::Display for Row {
             size if size > 0 && size % (1 << 10) == 0 => (size >> 10, "KiB"),
             size => (size, "B"),
         };
-        let Self { op, test, ranks, threads, shared, gpu, copier, .. } = self;
+        let Self { op, test, ranks, threads, shared, gpu, tcp, copier, .. } = self;
         let of = match (op, threads) {
             (Op::Barrier, _) => format!("{ranks} ranks"),
             (_, 1) => format!("{size} {unit}"),
             (_, threads) => format!("{size} {unit}, {threads} threads"),
         };
         let shared = if *shared { ", 1 device" } else { "" };
-        let gpu = if *gpu { "GPU " } else { "" };
+        let gpu = if *gpu {
+            "GPU "
+        } else if *tcp {
+            "TCP "
+        } else {
+            ""
+        };
         let gpu = gpu.to_owned() + if *copier { "copier " } else { "" };
         // Through a string, so that the table can ask for a width.
         f.pad(&format!("{gpu}{} {}, {of}{shared}", name(*op), name(*test)))
@@ -190,7 +202,8 @@ impl FromStr for Row {
             None => false,
         };
         let rest = &mut text.trim();
-        let [shared, gpu, copier] = ["shared:", "gpu:", "copier:"].map(|it| prefix(it, rest));
+        let [shared, tcp, gpu, copier] =
+            ["shared:", "tcp:", "gpu:", "copier:"].map(|it| prefix(it, rest));
         if copier && !gpu {
             return Err("the copier is for memory of GPUs: write gpu:copier:put:latency:8".into());
         }
@@ -219,7 +232,12 @@ impl FromStr for Row {
                 gpu:send:bandwidth:16M"
                 .into());
         }
-        let row = Self { op, test, size: 0, ranks: 2, threads, shared, gpu, copier };
+        if tcp && (threads > 1 || gpu || !matches!(op, Op::Am | Op::Send)) {
+            return Err("over TCP one thread a rank sends host memory, for example \
+                tcp:send:latency:8"
+                .into());
+        }
+        let row = Self { op, test, size: 0, ranks: 2, threads, shared, gpu, tcp, copier };
         if op == Op::Barrier {
             let ranks =
                 number(size, 2).ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?;
@@ -271,6 +289,9 @@ mod tests {
             "gpu:memcpy:bandwidth:8",
             "gpu:fetch_add:latency:8",
             "copier:put:latency:8",
+            "tcp:put:latency:8",
+            "tcp:gpu:send:latency:8",
+            "tcp:am:rate:8@2",
         ] {
             assert!(wrong.parse::<Row>().is_err(), "{wrong}");
         }
@@ -295,7 +316,7 @@ mod tests {
 
     #[test]
     fn the_rows_that_are_measured_by_default_are_rows_each_once() {
-        for (rows, count) in [(ROWS, 25), (GPU_ROWS, 13)] {
+        for (rows, count) in [(ROWS, 25), (GPU_ROWS, 13), (TCP_ROWS, 6)] {
             let rows = read(rows);
             let shown: std::collections::BTreeSet<_> = rows.iter().map(Row::to_string).collect();
             assert_eq!((rows.len(), shown.len()), (count, count));

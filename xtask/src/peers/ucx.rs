@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fs_err as fs;
 
-use super::cores::Cores;
 use super::kit::Setup;
+use super::nodes::ADDRESSES;
 use super::row::{Op, Row, Test};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
@@ -27,6 +27,9 @@ const GPU_VARIANTS: &[Variant] = &[
     Variant { name: "all", env: &[] },
     Variant { name: "cuda,sm,self", env: &[("UCX_TLS", "cuda_copy,cuda_ipc,sm,self")] },
 ];
+
+/// Between nodes.
+const TCP_VARIANTS: &[Variant] = &[Variant { name: "tcp", env: &[("UCX_TLS", "tcp")] }];
 
 /// Folders of NVIDIA's driver in containers, in addition to the system's.
 const DRIVER: &[&str] = &["/usr/local/nvidia/lib64"];
@@ -90,7 +93,11 @@ impl Side for Ucx {
         if name(row).is_none() {
             return Out::cannot("ucx_perftest has no such test");
         }
-        let variants = if row.gpu { GPU_VARIANTS } else { VARIANTS };
+        let variants = match row {
+            Row { gpu: true, .. } => GPU_VARIANTS,
+            Row { tcp: true, .. } => TCP_VARIANTS,
+            _ => VARIANTS,
+        };
         tune(row, self.setup.seconds, variants, |setting| self.measure(row, setting))
     }
 
@@ -100,13 +107,12 @@ impl Side for Ucx {
             remedy: "leave it out",
         };
         let test = name(row).ok_or_else(missing)?;
-        let cores = self.setup.cores.first(2).unwrap_or_default();
         let port = free_port()?;
         // Its own default, 10,000, is seconds of messages of a megabyte.
         let warm_up = (setting.iterations / 10).clamp(1, 10_000);
         let perftest = |side: usize, server: Option<&str>| {
             let program = self.home().join("bin/ucx_perftest");
-            let mut command = self.with_libraries(Cores::pin(&[cores[side]], program), row.gpu);
+            let mut command = self.with_libraries(self.setup.pin(row, side, program), row.gpu);
             if row.gpu {
                 // It takes the first device that it sees.
                 let device = if self.setup.gpus > 1 { side.to_string() } else { "0".into() };
@@ -121,7 +127,8 @@ impl Side for Ucx {
             command.envs(setting.variant.env.iter().copied());
             command
         };
-        let (server, client) = (perftest(1, None), perftest(0, Some("127.0.0.1")));
+        let at = if row.tcp { ADDRESSES[1] } else { "127.0.0.1" };
+        let (server, client) = (perftest(1, None), perftest(0, Some(at)));
         parse(&between(server, client, port, self.setup.seconds)?, row.test)
     }
 }
@@ -146,7 +153,7 @@ fn name(row: &Row) -> Option<&'static str> {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> Result<u16, TaskError> {
+pub(super) fn free_port() -> Result<u16, TaskError> {
     let address = || TaskError::file("127.0.0.1:0");
     let listener = TcpListener::bind("127.0.0.1:0").map_err(address())?;
     Ok(listener.local_addr().map_err(address())?.port())
@@ -164,9 +171,10 @@ pub(super) fn between(
     // It is not connected to: its first connection is its only one.
     // "  0: 0100007F:3419 00000000:0000 0A ...": address and port in hexadecimal, 0A is LISTEN.
     let line = format!(":{port:04X} 00000000:0000 0A ");
+    let table = format!("/proc/{}/net/tcp", server.id());
     let mut listens = false;
     child::until_true(LISTENS, || {
-        listens = fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&line));
+        listens = fs::read_to_string(&table).is_ok_and(|table| table.contains(&line));
         Ok(listens || server.ended()?.is_some())
     })?;
     if !listens {

@@ -1,24 +1,40 @@
-//! What one copy takes: by one thread, which nothing that copies by the CPU is quicker than; of GPU
-//! memory by the copy engine, called as the driver has it.
+//! What the machine can do. One copy: by one thread, which nothing that copies by the CPU is quicker
+//! than; of GPU memory by the copy engine, called as the driver has it. Over TCP: polled sockets.
 
 use super::cores::Cores;
 use super::kit::Setup;
+use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit, tune};
+use super::ucx;
 use crate::child;
 use crate::error::TaskError;
 
-/// `mpi_bench memcpy`, which is no MPI at all, and `copy_bench`.
+/// `mpi_bench memcpy`, which is no MPI at all, `copy_bench` and `tcp_bench`.
 #[derive(Debug)]
-pub(super) struct Memcpy(pub(super) Setup);
+pub(super) struct Yardstick(pub(super) Setup);
 
-impl Side for Memcpy {
+impl Yardstick {
+    fn sockets(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        let program = self.0.kit.peers.join("tcp_bench");
+        let port = ucx::free_port()?.to_string();
+        let [mut client, mut server] = [0, 1].map(|side| self.0.pin(row, side, &program));
+        server.args(["server", &port]);
+        client.args([&name(row.test), &row.size.to_string(), &setting.iterations.to_string()]);
+        client.args([ADDRESSES[1], &port]);
+        let port = port.parse().unwrap_or_default();
+        let said = ucx::between(server, client, port, self.0.seconds)?;
+        side::read_line("tcp_bench", &said, row)
+    }
+}
+
+impl Side for Yardstick {
     fn name(&self) -> &'static str {
-        "copy"
+        "raw"
     }
 
     fn version(&self) -> String {
-        "one copy: memcpy by one thread, or cuMemcpyDtoDAsync".into()
+        "raw: memcpy by one thread, cuMemcpyDtoDAsync, or polled sockets".into()
     }
 
     fn role(&self) -> Role {
@@ -26,7 +42,7 @@ impl Side for Memcpy {
     }
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
-        if row.is_a_copy() {
+        if row.is_a_copy() || row.tcp {
             tune(row, self.0.seconds, AS_IT_COMES, |setting| self.measure(row, setting))
         } else {
             Out::cannot("it is no matter of one copy")
@@ -34,6 +50,9 @@ impl Side for Memcpy {
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        if row.tcp {
+            return self.sockets(row, setting);
+        }
         let title = if row.gpu { "copy_bench" } else { "mpi_bench" };
         let program = self.0.kit.peers.join(title);
         let mut command = Cores::pin(self.0.cores.first(1).unwrap_or_default(), program);
