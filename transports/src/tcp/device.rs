@@ -586,6 +586,9 @@ impl Device for TcpDevice {
         self.shared.flusher.end();
         let mut polling = self.polling.lock();
         polling.listener = None;
+        // Those that wait here hear no answer any more.
+        polling.strangers = Strangers::of(self.shared.ranks());
+        polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
         let links = self.shared.outgoing.lock().clone();
         for link in links.iter().flatten() {

@@ -314,6 +314,20 @@ fn a_peer_at_whose_port_another_device_listens_is_gone() {
     }
 }
 
+#[test]
+fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let _link = here.device.connect(&there.device.address(), PeerId(1)).unwrap();
+    // It is taken in, and says no more.
+    here.poll_for(Duration::from_millis(50));
+    there.poll_for(Duration::from_millis(5));
+    there.device.close();
+    let start = Instant::now();
+    while !here.poll().iter().any(is_down) {
+        assert!(start.elapsed() < TIMEOUT / 2, "nobody says that the peer is gone");
+    }
+}
+
 /// Returns a listener whose kernel answers no more connects, and the connections that fill it.
 fn silent() -> (TcpListener, Vec<TcpStream>) {
     let family = AddressFamily::INET;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::process::Command;
+use std::time::Duration;
 
 use super::cores::Cores;
 use crate::child;
@@ -28,6 +29,14 @@ impl Nodes {
             ip(&format!("-n {name} address add {address}/24 dev eth0"))?;
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} link set eth0 up"))?;
+        }
+        // A rank publishes the addresses of cards that are up.
+        for name in &nodes.0 {
+            let words = format!("-n {name} link show dev eth0");
+            child::until_true(Duration::from_secs(5), || {
+                let said = child::read(Command::new("ip").args(words.split(' ')), BUILD)?;
+                Ok(said.contains("LOWER_UP"))
+            })?;
         }
         Ok(nodes)
     }
