@@ -1,10 +1,11 @@
 //! Connections that come in: each proves itself, and belongs to a link that is new or known. A link
 //! of this device may go the other way on it.
 
-use super::device::{LISTENER, Polling, TcpDevice, name_of};
+use super::device::{Polling, TcpDevice};
 use super::frame::Frame;
 use super::inbound::Inbound;
 use super::incoming::Incoming;
+use super::names::{LISTENER, name_of};
 use super::outgoing::Outgoing;
 use super::strangers::Guest;
 use super::wire::Hello;
@@ -91,7 +92,7 @@ impl TcpDevice {
             return self.lose(polling, index_of);
         }
         let links = self.shared.outgoing.lock().clone();
-        for link in links.iter().flatten() {
+        for link in links.iter().flatten().filter(|link| link.address.key == device) {
             self.join(polling, link);
         }
     }

@@ -8,6 +8,7 @@ use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
 use super::incoming::{Fault, Read, Receiving};
 use super::link::TcpLink;
+use super::names::{BELL, INCOMING, LISTENER, OUTGOING, STRANGER, TIMER, name_of, number};
 use super::outgoing::{Outgoing, heard_at};
 use super::shared::Shared;
 use super::strangers::{Guest, Strangers};
@@ -33,13 +34,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-pub(super) const LISTENER: u64 = 0;
-const BELL: u64 = 1;
-const TIMER: u64 = 2;
-const INCOMING: u64 = 1 << 32;
-pub(super) const OUTGOING: u64 = 2 << 32;
-const STRANGER: u64 = 3 << 32;
 
 /// Bytes that one call of a socket receives, of all but puts.
 const SCRATCH: usize = 64 << 10;
@@ -410,7 +404,9 @@ impl TcpDevice {
             if link.is_over() {
                 self.shared.outgoing.lock()[index] = None;
             } else {
-                self.join(polling, link);
+                if link.is_alone() {
+                    self.join(polling, link);
+                }
                 polling.is_troubled |= link.look_after(&self.shared);
             }
         }
@@ -456,20 +452,6 @@ impl Polling {
         let asks = if idle { self.polls.is_multiple_of(8) } else { self.polls.is_multiple_of(64) };
         asks && ticks().wrapping_sub(self.looked_at) >= LOOK
     }
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "the low half is the number")]
-fn number(name: u64) -> u32 {
-    name as u32
-}
-
-pub(super) fn name_of(index: u32) -> u64 {
-    INCOMING | u64::from(index)
-}
-
-/// Returns the name of a pending connection.
-pub(super) fn name_of_stranger(place: u32) -> u64 {
-    STRANGER | u64::from(place)
 }
 
 impl Device for TcpDevice {

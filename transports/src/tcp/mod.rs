@@ -5,7 +5,8 @@
 //! | `calls` | connections that come in |
 //! | `device` | the sockets of a device, and when a poll reads which of them |
 //! | `link` | a link, as the runtime has it: messages are gathered |
-//! | `outgoing` | the sending end of a link: dials, greets, sends again after a cut |
+//! | `names` | names of sockets in the epoll set |
+//! | `outgoing` | the sending end of a link: dials, greets, joins, sends again after a cut |
 //! | `shared` | state that links and the device share |
 //! | `ends` | ends of peers, reported behind what they sent before |
 //! | `flusher` | the thread that sends what was left for a poll that does not come |
@@ -49,6 +50,7 @@ pub mod frame;
 mod inbound;
 mod incoming;
 mod link;
+mod names;
 mod outflow;
 mod outgoing;
 mod settings;

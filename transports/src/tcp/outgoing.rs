@@ -5,29 +5,31 @@
 //!
 //! A link that *joins* a connection of its peer's link goes the other way on it.
 
+mod dialling;
+mod joining;
+
 use super::address::Address;
-use super::device::{OUTGOING, name_of};
 use super::frame::{Frame, HEAD};
-use super::incoming::{CLOSED, Told};
+use super::incoming::CLOSED;
+use super::names::{OUTGOING, name_of};
 use super::outflow::{Body, Outflow};
 use super::shared::Shared;
 use super::socket::{self, Gathered};
-use super::wire::{self, ENDED, Hello, JOIN};
+use super::wire::{Hello, JOIN};
 use crate::clock::ticks;
 use crate::contract::{DownCause, Event, OpFailure, PeerId};
-use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
-use crate::net::proof::{Role, Unproven};
-use crate::net::streams::TcpChannel;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
 use std::io::Read;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use dialling::{Dialling, Greeted};
+use joining::Joined;
 
 /// Time limit of a connect; then the next address is dialled.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -97,15 +99,6 @@ pub(super) enum Line {
     Over(DownCause),
 }
 
-#[derive(Debug)]
-pub(super) struct Joined {
-    socket: Arc<TcpStream>,
-    /// Place of the link that leads here.
-    reader: u32,
-    /// The peer has said behind which byte the link goes on.
-    is_welcome: bool,
-}
-
 impl Line {
     /// Returns the connection, up or not.
     fn socket(&self) -> Option<&Arc<TcpStream>> {
@@ -129,21 +122,6 @@ impl Line {
             _ => None,
         }
     }
-}
-
-#[derive(Debug)]
-pub(super) struct Dialling {
-    channel: TcpChannel,
-    /// Which of the addresses it is.
-    candidate: usize,
-    /// All those before have refused.
-    refused: bool,
-    is_connected: bool,
-    until: Instant,
-    /// What is said once both sides are proved.
-    hello: Hello,
-    /// Until both sides are proved.
-    greeting: Option<Box<Greeting>>,
 }
 
 impl Outgoing {
@@ -334,57 +312,6 @@ impl Outgoing {
         true
     }
 
-    /// Returns `true` while a connection is being made.
-    pub(super) fn is_dialling(&self) -> bool {
-        matches!(self.sending.lock().line, Line::Dialling(_))
-    }
-
-    /// Returns the place of the link that leads here on the same connection.
-    pub(super) fn reader(&self) -> Option<u32> {
-        Some(self.reader.load(Ordering::Relaxed)).filter(|reader| *reader != NONE)
-    }
-
-    pub(super) fn set_reader(&self, reader: Option<u32>) {
-        self.reader.store(reader.unwrap_or(NONE), Ordering::Relaxed);
-    }
-
-    /// Returns `true` if the connection that it shared with a link of the peer has broken.
-    pub(super) fn has_parted(&self) -> bool {
-        self.has_parted.load(Ordering::Acquire)
-    }
-
-    /// Goes the other way on a connection of the peer's link, which leads here, if it has none. Of
-    /// two links that are dialling at once, that of the device with the higher key gives way.
-    /// Returns `true` if it does.
-    pub(super) fn join(&self, shared: &Shared, reader: u32, socket: &Arc<TcpStream>) -> bool {
-        let mut sending = self.sending.lock();
-        let joins = match &sending.line {
-            Line::Over(_) | Line::Up(_) | Line::Joined(_) => false,
-            Line::Pause(_) => true,
-            Line::Dialling(_) => shared.address.key.0 > self.address.key.0,
-        };
-        if !joins {
-            return false;
-        }
-        let words = self.hello(&mut sending, shared).join();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match rustix::net::send(socket, &words, flags) {
-            Ok(sent) if sent == words.len() => {}
-            // Only acknowledgements went that way, so there is room.
-            Ok(1..) => {
-                let _ = socket.shutdown(Shutdown::Both);
-                return false;
-            }
-            _ => return false,
-        }
-        sending.waits_for_room = false;
-        let socket = socket.clone();
-        sending.line = Line::Joined(Joined { socket, reader, is_welcome: false });
-        self.set_reader(Some(reader));
-        self.has_parted.store(false, Ordering::Release);
-        true
-    }
-
     /// Introduces the link on a further connection.
     fn hello(&self, sending: &mut Sending, shared: &Shared) -> Hello {
         sending.attempts += 1;
@@ -394,58 +321,6 @@ impl Outgoing {
             window: window.into(),
             sent: sent.into(),
             attempt: sending.attempts.into(),
-        }
-    }
-
-    /// Returns the introduction of a peer's link that joins this link's connection, and the
-    /// connection.
-    pub(super) fn joins(&self) -> Option<(Hello, Arc<TcpStream>)> {
-        let mut sending = self.sending.lock();
-        let Line::Up(socket) = &sending.line else { return None };
-        let socket = socket.clone();
-        sending.joins.take().map(|hello| (hello, socket))
-    }
-
-    /// Sends a word about the peer's link on the connection that both share. Returns `false` if
-    /// that is not this link's connection now.
-    pub(super) fn note(&self, shared: &Shared, on: &Arc<TcpStream>, word: Frame) -> bool {
-        let mut sending = self.sending.lock();
-        let carries = sending.line.carries().is_some_and(|socket| Arc::ptr_eq(socket, on));
-        if carries {
-            sending.flow.push_note(word);
-            self.flush(&mut sending, shared);
-        }
-        carries
-    }
-
-    /// Takes up what the peer says of this link on the connection that both share.
-    pub(super) fn is_told(&self, shared: &Shared, on: &Arc<TcpStream>, told: Told) {
-        let mut sending = self.sending.lock();
-        if !sending.line.is(on) {
-            return;
-        }
-        if let Some(Frame::Welcome { link, attempt, received }) = told.welcome
-            && (link, attempt) == (self.number, sending.attempts)
-        {
-            self.welcome(&mut sending, shared, received);
-        }
-        if let Some(Frame::Ack { link, received }) = told.ack
-            && link == self.number
-            && sending.line.carries().is_some()
-        {
-            self.acknowledge(&mut sending, shared, received);
-        }
-    }
-
-    fn welcome(&self, sending: &mut Sending, shared: &Shared, received: u64) {
-        let Line::Joined(joined) = &mut sending.line else { return };
-        if received == ENDED {
-            let why = DownCause::Refused("the link has ended".into());
-            return self.end(sending, shared, why);
-        }
-        joined.is_welcome = true;
-        if self.goes_on(sending, shared, received) {
-            self.flush(sending, shared);
         }
     }
 
@@ -461,149 +336,6 @@ impl Outgoing {
             shared.tell(Event::Connected { peer: self.peer });
         }
         true
-    }
-
-    /// A connection has ended, as its reader has found.
-    pub(super) fn hung_up(&self, shared: &Shared, on: &Arc<TcpStream>) {
-        let mut sending = self.sending.lock();
-        if sending.line.is(on) {
-            self.broke(&mut sending, shared, "it has hung up");
-        }
-    }
-
-    fn dial(&self, sending: &mut Sending, shared: &Shared, (candidate, refused): (usize, bool)) {
-        let Some(to) = self.candidates.get(candidate).copied() else {
-            let why = "it has no address that this machine can dial".into();
-            return self.end(sending, shared, DownCause::Gone(why));
-        };
-        let hello = self.hello(sending, shared);
-        let begin = || -> Result<Dialling, Errno> {
-            let socket = socket::dial(to, &shared.options.congestion)?;
-            let channel = TcpChannel::over(socket, wire::limits(shared.options.timeout))
-                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-            // Told of each change once, since a connected socket has room all the time.
-            let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-            shared.watch(channel.as_fd(), OUTGOING | u64::from(self.index), changes)?;
-            let greeting = shared.greeting(Role::Dialer)?;
-            let until = Instant::now() + self.patience(sending, shared.options.timeout);
-            let greeting = Some(Box::new(greeting));
-            let is_connected = false;
-            Ok(Dialling { channel, candidate, refused, is_connected, until, hello, greeting })
-        };
-        match begin() {
-            Ok(dialling) => sending.line = Line::Dialling(Box::new(dialling)),
-            Err(error) if crate::net::is_shortage(error) => {
-                // It says nothing about the peer.
-                shared.tell_of_shortage(error);
-                sending.alive_at = Instant::now();
-                sending.line = Line::Pause(Instant::now() + PAUSE);
-            }
-            Err(error) if candidate + 1 < self.candidates.len() => {
-                tracing::debug!(%to, %error, "an address cannot be dialled");
-                self.dial(sending, shared, (candidate + 1, false));
-            }
-            Err(error) => self.pause(sending, shared, &format!("{to}: {error}"), false),
-        }
-    }
-
-    /// Returns the time limit of a connect: all addresses have their turn before the peer counts as
-    /// gone.
-    fn patience(&self, sending: &Sending, timeout: Duration) -> Duration {
-        let addresses = u32::try_from(self.candidates.len()).unwrap_or(u32::MAX).max(1);
-        let left = timeout.saturating_sub(sending.alive_at.elapsed());
-        (timeout / 2 / addresses).min(CONNECT).min(left).max(PAUSE)
-    }
-
-    /// Waits before all addresses are dialled again, or gives up.
-    fn pause(&self, sending: &mut Sending, shared: &Shared, why: &str, refused: bool) {
-        let cause = if refused {
-            format!("no process listens at its address any more: {why}")
-        } else if sending.alive_at.elapsed() >= shared.options.timeout {
-            let limit = shared.options.timeout.as_secs();
-            format!("its machine has not answered for {limit} s (CARRACK_PEER_TIMEOUT): {why}")
-        } else {
-            sending.line = Line::Pause(Instant::now() + PAUSE);
-            return;
-        };
-        self.end(sending, shared, DownCause::Gone(cause));
-    }
-
-    /// Goes on with the first messages of a connection.
-    fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
-        let Dialling { channel, candidate, is_connected, until, hello, greeting, .. } = dialling;
-        let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
-        let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
-        if !*is_connected {
-            match sockopt::socket_error(&*channel) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) | Err(error) => {
-                    let refused = error == Errno::CONNREFUSED;
-                    return Greeted::Next(format!("{to}: {error}"), refused);
-                }
-            }
-            if channel.peer().is_none() {
-                let is_late = Instant::now() > *until;
-                return if is_late { next("it does not answer".into()) } else { Greeted::Wait };
-            }
-            *is_connected = true;
-            return Greeted::Alive;
-        }
-        if let Some(proof) = greeting {
-            match proof.advance(channel) {
-                Ok(Progress::Waiting) => return Greeted::Wait,
-                Ok(Progress::Short(error)) => {
-                    shared.tell_of_shortage(error);
-                    return Greeted::Wait;
-                }
-                Ok(Progress::Proven(session)) if session.peer.device != self.address.key.0 => {
-                    // A device listens as long as it lives.
-                    let why = format!("{to}: another rank's device listens there");
-                    return Greeted::Next(why, true);
-                }
-                Ok(Progress::Proven(_)) => *greeting = None,
-                Err(Failure::Unproven(Unproven::Refused(why))) => return Greeted::Refused(why),
-                Err(why) => return next(why.to_string()),
-            }
-            if let Err(fault) = channel.say(&hello.message()) {
-                return next(words_of(fault));
-            }
-        }
-        match channel
-            .hear(wire::PROTOCOL.longest)
-            .map(|message| message.as_deref().map(wire::read_welcome))
-        {
-            Ok(None) => Greeted::Wait,
-            Ok(Some(Ok(received))) => Greeted::Up(received),
-            Ok(Some(Err(why))) => Greeted::Refused(why),
-            Err(fault) => next(words_of(fault)),
-        }
-    }
-
-    /// The connection carries the link's bytes from now on, behind those that the peer has.
-    fn up(&self, sending: &mut Sending, shared: &Shared, received: u64) {
-        let Line::Dialling(dialling) =
-            std::mem::replace(&mut sending.line, Line::Pause(Instant::now()))
-        else {
-            return;
-        };
-        let (socket, behind) = dialling.channel.into_stream();
-        sending.ack = behind;
-        (sending.is_shared, sending.joins) = (false, None);
-        self.has_parted.store(false, Ordering::Release);
-        sending.waits_for_room = false;
-        let kept = socket::keep_alive(&socket, shared.options.timeout / 2);
-        let changes = EventFlags::IN | EventFlags::RDHUP;
-        let watched = shared.watch_again(socket.as_fd(), OUTGOING | u64::from(self.index), changes);
-        sending.line = Line::Up(Arc::new(socket));
-        if !self.goes_on(sending, shared, received) {
-            return;
-        }
-        // A connection of the peer may have waited for the end of dialling.
-        shared.look_soon();
-        match kept.and(watched) {
-            Ok(()) => self.take_acks(sending, shared),
-            Err(error) => self.broke(sending, shared, &error.to_string()),
-        }
     }
 
     /// Replaces a connection that has broken.
@@ -746,31 +478,12 @@ impl Outgoing {
     }
 }
 
-/// The result of a step of a greeting.
-enum Greeted {
-    Wait,
-    /// The peer's kernel has answered.
-    Alive,
-    /// The peer has as many bytes of the link.
-    Up(u64),
-    /// The next address, for this reason; `true` if no process listens at this one.
-    Next(String, bool),
-    Refused(String),
-}
-
 /// Returns when the peer's kernel was last heard of, but at most half the time ago after which the
 /// peer counts as gone: another connection is tried for the other half.
 pub(super) fn heard_at(socket: &impl AsFd, timeout: Duration) -> Instant {
     let silent = socket::since_answer(socket).unwrap_or_default().min(timeout / 2);
     let now = Instant::now();
     now.checked_sub(silent).unwrap_or(now)
-}
-
-fn words_of(fault: Fault) -> String {
-    match fault {
-        Fault::Short(error) => error.to_string(),
-        Fault::Gone(why) | Fault::Wrong(why) => why,
-    }
 }
 
 fn completion(body: Body, outcome: Result<(), Box<OpFailure>>) -> Event {

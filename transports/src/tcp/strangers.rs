@@ -1,6 +1,6 @@
 //! Connections that have not proved themselves, or not said to which link they belong.
 
-use super::device::name_of_stranger;
+use super::names::name_of_stranger;
 use super::shared::Shared;
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;

@@ -24,7 +24,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich`, `mpi_bench`, `copy_bench` and `tcp_bench`, also in a packed folder.
+    /// Holds `ucx/libucx`, `mpich`, and the programs of `xtask/peers`, also in a packed folder.
     pub(super) peers: PathBuf,
 }
 

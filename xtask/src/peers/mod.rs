@@ -17,7 +17,7 @@
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
-//! | `yardstick` | one copy by a thread or a GPU's engine (`xtask/peers/copy_bench.c`), or raw sockets (`tcp_bench.c`) |
+//! | `yardstick` | one copy by a thread or a GPU's engine, or raw sockets (`xtask/peers/*.c`) |
 //! | `nodes` | two network namespaces, for TCP |
 //! | `verbs` | `--guest`: Carrack over verbs, perftest and UCX in a small virtual machine |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
@@ -69,10 +69,10 @@ latency, bandwidth and rate. A size is in bytes; of a barrier it is the number o
 too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy
 of their size. With gpu: in front the memory is that of the first two GPUs, or of the only one;
 beside it stand raw copies by the driver. With gpu:copier: Carrack's resident copier has the small
-ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces, which takes
-root, and beside them stand raw sockets. A row that Carrack cannot do yet is reported and skipped; a program
-that fails or hangs is ended, reported, and not measured any further in that row, and the status
-is 1 then.")]
+ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces, which
+takes root, and beside them stand raw sockets. A row that Carrack cannot do yet is reported and
+skipped; a program that fails or hangs is ended, reported, and not measured any further in that
+row, and the status is 1 then.")]
 pub(crate) struct Options {
     /// Rounds; the median over them is taken
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -75,7 +75,8 @@ impl Report<'_> {
             run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
             second, higher is better.\nRatio: carrack / better peer; average: the same of the \
             averages of the latencies. /raw: carrack / one copy of that size, by one thread's \
-            memcpy or the GPU's engine, or raw sockets; /one: carrack / its figure of one thread.\n\n\
+            memcpy or the GPU's engine, or raw sockets; /one: carrack / its figure of one \
+            thread.\n\n\
             {:<WIDTH$}",
             "test"
         );
@@ -244,7 +245,7 @@ mod tests {
         assert!(
             json.contains(concat!(
                 r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"#,
-                r#""gpu":false,"copier":false,"unit":"us""#
+                r#""gpu":false,"tcp":false,"copier":false,"unit":"us""#
             )),
             "{json}"
         );

@@ -1,5 +1,6 @@
-//! What the machine can do. One copy: by one thread, which nothing that copies by the CPU is quicker
-//! than; of GPU memory by the copy engine, called as the driver has it. Over TCP: polled sockets.
+//! What the machine can do. One copy: by one thread, which nothing that copies by the CPU is
+//! quicker than; of GPU memory by the copy engine, called as the driver has it. Over TCP: polled
+//! sockets.
 
 use super::cores::Cores;
 use super::kit::Setup;
