@@ -1,8 +1,6 @@
 //! Names of numbers. They are the names of the constants, not libibverbs' own words.
 
-use carrack_transports::verbs::sys::bindings::{
-    self as ibv, ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status,
-};
+use carrack_transports::verbs::sys::bindings::{ibv_event_type, ibv_port_state, ibv_wc_status};
 use std::ffi::{CStr, c_char};
 
 const STATUSES: [&CStr; 24] = [
@@ -68,14 +66,6 @@ pub(super) unsafe extern "C" fn wc_status_str(status: ibv_wc_status) -> *const c
 
 pub(super) unsafe extern "C" fn event_type_str(event: ibv_event_type) -> *const c_char {
     word(&EVENTS, event)
-}
-
-pub(super) unsafe extern "C" fn node_type_str(kind: ibv_node_type) -> *const c_char {
-    if kind == ibv::IBV_NODE_CA {
-        c"channel adapter (simulated)".as_ptr()
-    } else {
-        c"unknown".as_ptr()
-    }
 }
 
 pub(super) unsafe extern "C" fn port_state_str(state: ibv_port_state) -> *const c_char {
