@@ -1,9 +1,9 @@
 //! Memory that a device may reach.
 
 use super::super::bindings::{
-    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE,
-    IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC,
-    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr,
+    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND,
+    IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, ibv_mr,
 };
 use super::super::error::VerbsError;
 use super::domain::ProtectionDomain;
@@ -32,8 +32,6 @@ impl Access {
     pub const REMOTE_ATOMIC: Self = Self(IBV_ACCESS_REMOTE_ATOMIC);
     /// It stays pageable: the device faults. Not every device supports that.
     pub const ON_DEMAND: Self = Self(IBV_ACCESS_ON_DEMAND);
-    /// It lies in huge pages.
-    pub const HUGETLB: Self = Self(IBV_ACCESS_HUGETLB);
     /// Writes to it may become visible out of order, except the completion, which comes after
     /// them. A kernel or library that does not know this flag ignores it.
     pub const RELAXED_ORDERING: Self = Self(IBV_ACCESS_RELAXED_ORDERING);
