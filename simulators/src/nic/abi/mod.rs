@@ -132,7 +132,6 @@ fn functions(list: &DeviceList) -> Functions {
         get_async_event: Some(events::get_async_event),
         ack_async_event: Some(events::ack_async_event),
         fork_init: Some(device::fork_init),
-        wc_status_str: Some(words::wc_status_str),
         event_type_str: Some(words::event_type_str),
         port_state_str: Some(words::port_state_str),
     }

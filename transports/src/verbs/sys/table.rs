@@ -8,7 +8,7 @@
 use super::bindings::{
     ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
     ibv_event_type, ibv_gid, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr, ibv_port_state, ibv_qp,
-    ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc_status,
+    ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
 };
 use super::error::VerbsError;
 use super::library;
@@ -146,7 +146,6 @@ functions! {
 
     fork_init() -> c_int = "ibv_fork_init";
 
-    wc_status_str(status: ibv_wc_status) -> *const c_char = "ibv_wc_status_str";
     event_type_str(event: ibv_event_type) -> *const c_char = "ibv_event_type_str";
     port_state_str(state: ibv_port_state) -> *const c_char = "ibv_port_state_str";
 }
@@ -296,12 +295,6 @@ impl Verbs {
         });
     }
 
-    /// Returns the name of a completion status, in libibverbs's words.
-    pub fn status_name(&self, status: ibv_wc_status) -> Cow<'static, str> {
-        // SAFETY: takes any number.
-        words(unsafe { self.wc_status_str(status) }, "status", status)
-    }
-
     /// Returns the name of an asynchronous event, in libibverbs's words.
     pub fn event_name(&self, event: ibv_event_type) -> Cow<'static, str> {
         // SAFETY: takes any number.
@@ -372,7 +365,6 @@ mod tests {
     #[test]
     fn names_of_numbers_fall_back_on_the_numbers() {
         let verbs = nothing();
-        assert_eq!(verbs.status_name(12), "status 12");
         assert_eq!(verbs.event_name(3), "event 3");
         assert_eq!(verbs.port_state_name(4), "port state 4");
     }

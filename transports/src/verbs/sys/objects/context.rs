@@ -54,8 +54,7 @@ impl Context {
     /// Lists the devices of this machine, in libibverbs's order.
     ///
     /// # Errors
-    /// There is none, which is `ENODEV` (see [`VerbsError::is_no_device`]), or the library cannot
-    /// tell.
+    /// There is none, which is `ENODEV`, or the library cannot tell.
     pub fn list(verbs: &Arc<Verbs>) -> Result<Vec<DeviceName>, VerbsError> {
         let devices = Devices::of(verbs)?;
         let names: Vec<_> = devices.iter().map(|(name, _)| name).collect();

@@ -146,13 +146,13 @@ fn a_machine_without_devices_is_said_to_have_none_however_libibverbs_says_it() {
             Context::list(&verbs).expect_err("there is none"),
             Context::open(&verbs, "mlx5_0").expect_err("there is none"),
         ] {
-            assert_eq!(error.is_no_device(), is_none, "{error}");
+            assert_eq!(error.errno == libc::ENODEV, is_none, "{error}");
             assert!(!is_none || error.to_string().contains("no RDMA device"), "{error}");
         }
     }
     // SAFETY: nothing is called.
     let verbs = unsafe { Verbs::from_parts(Functions::default(), "an empty table") };
-    assert!(!Context::list(&verbs).expect_err("nothing to ask").is_no_device());
+    assert_eq!(Context::list(&verbs).expect_err("nothing to ask").errno, libc::ENOSYS);
 }
 
 /// Test of the machine's own library, which a CI machine may or may not have, with or without
@@ -169,10 +169,11 @@ fn the_machines_own_library_answers_or_says_in_words_what_is_missing() {
     };
     assert!(Arc::ptr_eq(&verbs, &Verbs::open().expect("it is open already")));
     assert!(verbs.name().contains("libibverbs.so.1"), "{verbs:?}");
-    assert!(verbs.status_name(12).contains("retry"), "{}", verbs.status_name(12));
+    let event = verbs.event_name(IBV_EVENT_PORT_ERR);
+    assert!(event.contains("port"), "{event}");
     match Context::list(&verbs) {
         Ok(names) => assert!(!names.is_empty()),
-        Err(error) => assert!(error.is_no_device(), "{error}"),
+        Err(error) => assert_eq!(error.errno, libc::ENODEV, "{error}"),
     }
 }
 
