@@ -12,14 +12,13 @@ use super::bindings::{
 };
 use super::error::VerbsError;
 use super::library;
-use super::mlx5::Mlx5;
 use libloading::os::unix::Library;
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once};
 
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $symbol:literal;)*) => {
@@ -218,8 +217,6 @@ pub struct Verbs {
     name: Cow<'static, str>,
     /// Never closed: its drivers have threads and exit handlers of their own.
     _library: Option<ManuallyDrop<Library>>,
-    /// Opened when first needed.
-    mlx5: OnceLock<Mlx5>,
     forks: Once,
 }
 
@@ -250,7 +247,6 @@ impl Verbs {
             functions,
             name: name.into(),
             _library: Some(ManuallyDrop::new(library)),
-            mlx5: OnceLock::new(),
             forks: Once::new(),
         }))
     }
@@ -263,8 +259,7 @@ impl Verbs {
     /// structures laid out as in [`bindings`](super::bindings), whose own tables of functions do
     /// so, too. Strings that they return are static.
     pub unsafe fn from_parts(functions: Functions, name: &'static str) -> Arc<Self> {
-        let mlx5 = OnceLock::from(Mlx5::none());
-        Arc::new(Self { functions, name: name.into(), _library: None, mlx5, forks: Once::new() })
+        Arc::new(Self { functions, name: name.into(), _library: None, forks: Once::new() })
     }
 
     /// Returns the file that it came from, or the name of a simulated one.
@@ -275,11 +270,6 @@ impl Verbs {
     /// Returns its table of functions.
     pub fn functions(&self) -> &Functions {
         &self.functions
-    }
-
-    /// Returns NVIDIA's library, which is opened when first needed.
-    pub(super) fn mlx5(&self) -> &Mlx5 {
-        self.mlx5.get_or_init(Mlx5::open)
     }
 
     /// Keeps registered memory with this process after a fork. Takes effect once. Kernels from

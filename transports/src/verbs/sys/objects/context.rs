@@ -134,13 +134,6 @@ impl Context {
         Some(PathBuf::from(path)).filter(|path| path.is_dir())
     }
 
-    /// Returns `true` if it is a device of NVIDIA's (ConnectX-4 or newer), for which libmlx5 has
-    /// further functions.
-    pub fn is_mlx5(&self) -> bool {
-        // SAFETY: an open context has a device, and a simulated library has no libmlx5 to ask.
-        unsafe { self.verbs.mlx5().is_mlx5((*self.as_raw()).device) }
-    }
-
     /// Returns the abilities and limits of the device.
     ///
     /// # Errors

@@ -142,36 +142,6 @@ impl ProtectionDomain {
         self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
     }
 
-    /// As [`register_dmabuf`](Self::register_dmabuf), over a PCIe function of the NIC's own that
-    /// reaches the memory past the CPU ("data direct"). Some devices of NVIDIA's have it.
-    ///
-    /// # Errors
-    /// As [`register_dmabuf`](Self::register_dmabuf); most devices have none.
-    ///
-    /// # Safety
-    /// As [`register_dmabuf`](Self::register_dmabuf).
-    pub unsafe fn register_dmabuf_direct(
-        self: &Arc<Self>,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        let context = self.context();
-        if !context.is_mlx5() {
-            let remedy = "only NVIDIA's devices have this call, and libmlx5.so.1 for it";
-            let error = VerbsError::because("mlx5dv_reg_dmabuf_mr", libc::EOPNOTSUPP, remedy);
-            return Err(context.name_in(error));
-        }
-        let (mlx5, pd, fd) = (context.verbs().mlx5(), self.base().as_raw(), fd.as_raw_fd());
-        // SAFETY: the domain exists, and is of a device of that library; the memory is the
-        // caller's promise.
-        let answer =
-            unsafe { mlx5.reg_dmabuf_mr_direct(pd, (offset, len), iova, fd, access.as_int()) };
-        self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
-    }
-
     fn registered(
         self: &Arc<Self>,
         answer: Result<*mut ibv_mr, VerbsError>,

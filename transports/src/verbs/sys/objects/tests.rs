@@ -279,10 +279,6 @@ fn a_kernel_that_refuses_the_wish_for_memory_of_a_dma_buf_registers_it_without()
     let region = region.expect("it is registered");
     assert_eq!((region.addr(), region.len()), (0x7000, 100));
     assert_eq!(account::last_registration(), ("ibv_reg_dmabuf_mr", ALL.bits()));
-    // SAFETY: it is refused.
-    let error = unsafe { domain.register_dmabuf_direct(fd.as_fd(), 0, 100, 0, ALL) }
-        .expect_err("no such device");
-    assert!(error.is_unsupported() && error.to_string().contains("NVIDIA"), "{error}");
 }
 
 #[test]
@@ -421,7 +417,7 @@ fn what_only_newer_libraries_have_is_unsupported_without_an_end_of_everything() 
     assert_eq!(open().extended_attr().expect("all of it").odp_caps.general_caps, 1);
     assert_eq!(context.port_attr(1).expect("it is there").active_speed_ex, 0);
     assert_eq!(open().port_attr(1).expect("it is there").active_speed_ex, 128);
-    assert!(!context.is_mlx5() && context.sysfs().is_none());
+    assert!(context.sysfs().is_none());
     assert_eq!(context.pkey(1, 0), Ok(0xffff));
     assert!(context.async_fd().as_raw_fd() >= 0);
 }
