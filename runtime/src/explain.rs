@@ -141,7 +141,7 @@ impl Runtime {
                 };
                 format!(
                     "offered beyond, from {least} KiB on written by the NIC, and from {chunk} KiB \
-                    on in chunks of so many{over}"
+                    on in chunks of that size{over}"
                 )
             }
             Some(linked) if linked.caps.windows => {

@@ -27,15 +27,14 @@ const BINDGEN: &str = "0.73.2";
 /// Building bindgen on a slow machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// What is taken from. Of libmlx5 only a flag: its functions are looked up by name.
-const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/mlx5dv.h>\n";
+/// What is taken from.
+const HEADERS: &str = "#include <infiniband/verbs.h>\n";
 
 /// The result, and a comparison of what stands in it.
 const NO_USERS: [&str; 2] = [RESULT, "transports/layout/tests/layout.rs"];
 
 /// How names of the headers begin.
-const PREFIXES: [&str; 7] =
-    ["ibv_", "IBV_", "verbs_", "ib_uverbs_", "IB_UVERBS_", "mlx5_ib_", "MLX5_IB_"];
+const PREFIXES: [&str; 5] = ["ibv_", "IBV_", "verbs_", "ib_uverbs_", "IB_UVERBS_"];
 
 /// Types of the C library, whose locks differ by machine: they come from the `libc` crate.
 const LIBC: &str = "pthread_.*|__pthread.*|__atomic_wide.*";
@@ -215,7 +214,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
         "--blocklist-type",
         LIBC,
         "--allowlist-var=IBV_.*",
-        "--allowlist-type=(ib_uverbs|ibv|mlx5_ib|verbs)_.*",
+        "--allowlist-type=(ib_uverbs|ibv|verbs)_.*",
     ]);
     command.args(["--", "-isystem"]).arg(&headers.include);
     let mut heard = child::hear(&mut command, LIMIT)?;

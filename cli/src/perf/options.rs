@@ -28,7 +28,7 @@ caches where they fit; only receives of up to 256 B have a buffer each.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
 bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones),
-           each acknowledged, up to 4 under way; timed until the last is acknowledged. Each but
+           each acknowledged, up to 4 in flight; timed until the last is acknowledged. Each but
            the last of a window says that more follows (`more`).
 rate       the same, for small messages (8 B unless --size is given).
 
@@ -36,8 +36,8 @@ A put of a ping-pong carries a signal; in a stream the last one of each window d
 carries none: its receiver looks at the last byte until it is there, as ib_write_lat and
 ucp_put_lat do; it has a latency only, and host memory. A put_batch is one put of --pieces pieces
 of --size bytes each (64 if not given), from rank 0 to rank 1; it has a latency only: that of the
-whole batch, until it is over. A get, a put_over, a fetch_add (of 8 bytes, whatever --size says),
-a barrier and a copy are no ping-pongs: their latency is the time until they are over, all of it.
+whole batch, until it is complete. A get, a put_over, a fetch_add (of 8 bytes, whatever --size
+says), a barrier and a copy are no ping-pongs: their latency is the whole time to completion.
 A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it
 has a latency only. Gets and additions go from rank 0 to memory of rank 1. A barrier is of all
 ranks, of which there may be more than two then, with one thread each; rank 0 measures it. A copy
@@ -45,9 +45,9 @@ stays within rank 0, which sees both devices then: it goes from memory of rank 0
 of rank 1's, by the target's GPU, else the source's, else the CPU.
 
 With two kinds of memory a stream goes from the first to the second, gets fill the first from the
-second, and a ping-pong goes both ways. What a GPU carries out is over when its engine says so;
-the clock of a stream of puts stops when all of them are. Active messages that fit into a packet
-do not land in pinned memory, but in ordinary memory.
+second, and a ping-pong goes both ways. What a GPU carries out is complete when its engine says
+so; the clock of a stream of puts stops when all of them are. Active messages that fit into a
+packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
   op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"put_batch\", \"get\",

@@ -79,8 +79,9 @@ impl Carrier {
         let offers = &self.waiting_offers;
         let are_full = offers.are_full(from, || self.devices().len());
         if are_full {
+            let limit = offers.limit;
             let why =
-                format!("it offers more than {} messages that nobody has asked for", offers.limit);
+                format!("it offers more than {limit} messages that this rank did not ask for");
             device.break_with(from, why);
         }
         !are_full

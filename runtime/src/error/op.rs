@@ -108,7 +108,6 @@ impl OpError {
         match failure {
             OpFailure::Down(cause) => Self::PeerDown { rank, cause },
             OpFailure::Copy(error) => Self::Copy(error),
-            OpFailure::Event(error) => Self::Event(error),
             OpFailure::Closed => Self::Closed,
             other => Self::Link { rank, why: other.to_string() },
         }

@@ -149,11 +149,7 @@ impl ReceiveQueue {
         Some(receive)
     }
 
-    /// Returns the limit for the event of few receives. 0: no event.
-    pub(super) fn limit(&self) -> u32 {
-        self.inner.lock().limit
-    }
-
+    /// Sets the limit for the event of few receives. 0: no event.
     pub(super) fn set_limit(&self, limit: u32) {
         self.inner.lock().limit = limit;
     }

@@ -82,7 +82,7 @@ fn kept(job: &Job3) -> (usize, usize) {
 #[test]
 fn offers_that_nobody_has_asked_for_are_bounded() {
     let _watchdog = Watchdog::over("offers");
-    let job = too_many(OFFERS + 1, "nobody has asked for", |number| {
+    let job = too_many(OFFERS + 1, "this rank did not ask for", |number| {
         ([RTS_SEND | 3 << 8, number], words([1 << 20, number, 0, 0, 0]))
     });
     assert_eq!(kept(&job), (0, OFFERS as usize));
@@ -116,7 +116,7 @@ fn requests_whose_answers_are_not_taken_are_bounded() {
     }
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
     let name = job.ranks[0].register_comp(&Sink::keeping()).unwrap();
-    push_up_to(&mut job, OFFERS + 16, "nobody has asked for", |number| {
+    push_up_to(&mut job, OFFERS + 16, "this rank did not ask for", |number| {
         ([RTS_AM | u64::from(name.0) << 32, 0], words([1, number, 0, 0, 0]))
     });
     assert_eq!(kept(&job), (0, 0));

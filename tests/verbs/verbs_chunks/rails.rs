@@ -245,7 +245,7 @@ fn ranks_that_sleep_between_chunks_are_woken_whatever_nic_has_something_to_tell(
 
 #[test]
 fn it_is_said_over_how_many_nics_large_messages_go_and_in_what_chunks() {
-    for (devices, says) in [([3, 2], ", over 2 NICs in turn"), ([1, 4], "in chunks of so many")] {
+    for (devices, says) in [([3, 2], ", over 2 NICs in turn"), ([1, 4], "in chunks of that size")] {
         let ground = Ground::over(devices, [CHUNK, CHUNK]);
         let paths = ground.ranks[0].explain(Duration::from_secs(10)).swap_remove(1);
         let host = paths.kinds.into_iter().find(|kind| kind.memory == "host").unwrap();

@@ -4,9 +4,8 @@
 use carrack_transports::verbs::sys::bindings as ours;
 
 /// Structures that have grown at their ends since the oldest headers that `rdma-sys` may find
-/// (rdma-core 44, Debian 12). The library never writes more of them than its caller has room for,
-/// or knows its own size.
-const GROWN: [&str; 2] = ["ibv_port_attr", "ibv_qp_ex"];
+/// (rdma-core 44, Debian 12). The library never writes more of them than its caller has room for.
+const GROWN: [&str; 1] = ["ibv_port_attr"];
 
 /// Layout of a structure: its size, its alignment, and the offsets of its fields.
 type Layout = Vec<(&'static str, usize)>;
@@ -96,13 +95,6 @@ macro_rules! structures {
             ibv_qp {
                 context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type,
                 mutex, cond, events_completed
-            }
-            ibv_qp_ex {
-                qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
-                wr_bind_mw, wr_local_inv, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send,
-                wr_send_imm, wr_send_inv, wr_send_tso, wr_set_ud_addr, wr_set_xrc_srqn,
-                wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start,
-                wr_complete, wr_abort, wr_atomic_write
             }
             ibv_comp_channel { context, fd, refcnt }
             ibv_cq {

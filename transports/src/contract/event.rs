@@ -1,7 +1,6 @@
 //! Results of polling a device.
 
 use super::{Header, OpToken, PeerId};
-use crate::gpu::GpuError;
 use crate::mem::{Buffer, CopyError, Loan, MemRef, Packet, SmallBytes};
 use std::os::fd::BorrowedFd;
 
@@ -96,9 +95,6 @@ pub enum OpFailure {
     /// A copy failed.
     #[error(transparent)]
     Copy(#[from] CopyError),
-    /// The event that the operation waited for failed.
-    #[error("the event that the operation was ordered after failed: {0}")]
-    Event(GpuError),
     /// The device was closed first.
     #[error("the device was closed before the operation was over")]
     Closed,

@@ -392,7 +392,7 @@ impl Polling {
         } else {
             self.end(
                 index,
-                DownCause::Gone(format!("nobody answers at its addresses: {why}; {error}")),
+                DownCause::Gone(format!("no process answers at its addresses: {why}; {error}")),
             );
         }
         waits

@@ -8,9 +8,9 @@
 //! either   Bye, before it closes in order;  or Refusal { why }, when it gives the connection up
 //! ```
 //!
-//! Over TCP each message is preceded by its length, in two bytes. A proof is a keyed hash
-//! (SipHash-2-4 of 128 bits) of the other side's number and the content of the message. The key is
-//! the job's secret, which itself is never sent.
+//! Over TCP each message is preceded by its length, in four bytes (`net::frames`). A seal is
+//! HMAC-SHA-256 with the job's secret as its key, which itself is never sent. It covers what the
+//! proofs of the greeting cover, both nonces among it, and its sender's end (`net::proof`).
 
 use crate::contract::Identity;
 use crate::net::greeting::Greeting;
@@ -71,7 +71,7 @@ pub enum Message {
     },
     /// The caller is let in.
     Welcome {
-        /// Proof that this side knows the secret, too.
+        /// Binds its end to the connection.
         seal: Proof,
         /// Its end.
         end: End,
@@ -93,8 +93,10 @@ struct Sealed {
     end: End,
 }
 
-/// Returns the proof of a side that knows the secret, for itself and its end, in answer to that
-/// number.
+/// Begins a greeting, in which this side proves that it holds the job's secret.
+///
+/// # Errors
+/// The kernel has no random bytes.
 pub fn greeting(role: Role, identity: &Identity, device: DeviceKey) -> Result<Greeting, Errno> {
     let (rank, ranks) = (identity.me.0.into(), identity.ranks.into());
     let claim = Claim { rank, ranks, device: device.0, ..Claim::default() };

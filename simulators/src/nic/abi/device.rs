@@ -4,10 +4,10 @@ use super::super::LinkLayer;
 use super::super::address::GidKind;
 use super::super::device::{AsyncEvents, Device, Port};
 use super::super::faults::Call;
-use super::{free, known, make, minus_one, number, pointer};
+use super::{free, known, make, minus_one, pointer};
 use carrack_transports::verbs::sys::bindings::{
-    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status,
-    ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
+    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
 };
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -159,11 +159,6 @@ pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
 pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: of the contract.
     unsafe { (&raw const (*device).name).cast() }
-}
-
-pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: of the contract.
-    guid(&unsafe { known_device(device) }.device)
 }
 
 /// Returns the GUID in network order, as libibverbs does: the end of the first GID.
@@ -404,30 +399,6 @@ fn gid_entry(number: u32, index: u32, (raw, kind): ([u8; 16], GidKind)) -> ibv_g
     }
 }
 
-pub(super) unsafe extern "C" fn query_gid_ex(
-    context: *mut ibv_context,
-    port: u32,
-    index: u32,
-    place: *mut ibv_gid_entry,
-    flags: u32,
-    entry_size: usize,
-) -> c_int {
-    // SAFETY: of the contract.
-    let device = &unsafe { known_context(context) }.device;
-    let find = || {
-        if flags != 0 || entry_size != size_of::<ibv_gid_entry>() {
-            return Err(Errno::INVAL);
-        }
-        let at = u8::try_from(port).ok().and_then(|port| device.port(port)).ok_or(Errno::INVAL)?;
-        // An index beyond the table has no entry; a table of a real driver has holes, too.
-        Ok(gid_entry(port, index, entry(device, at, index as usize)?))
-    };
-    number(find().map(|found| {
-        // SAFETY: of the contract: a place for an entry.
-        unsafe { place.write(found) };
-    }))
-}
-
 pub(super) unsafe extern "C" fn query_gid_table(
     context: *mut ibv_context,
     places: *mut ibv_gid_entry,
@@ -475,8 +446,4 @@ pub(super) unsafe extern "C" fn query_pkey(
 
 pub(super) unsafe extern "C" fn fork_init() -> c_int {
     0
-}
-
-pub(super) unsafe extern "C" fn is_fork_initialized() -> ibv_fork_status {
-    ibv::IBV_FORK_UNNEEDED
 }

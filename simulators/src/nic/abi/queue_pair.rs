@@ -71,15 +71,6 @@ pub(super) unsafe extern "C" fn modify_srq(
     }
 }
 
-pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: of the contract.
-    let queue = unsafe { known_srq(srq) };
-    let (max_wr, max_sge, srq_limit) = (queue.max_work, queue.max_pieces, queue.limit());
-    // SAFETY: of the contract: a place for the answer.
-    unsafe { attr.write(ibv_srq_attr { max_wr, max_sge, srq_limit }) };
-    0
-}
-
 pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: of the contract; a domain outlives the objects made in it, and a context its
     // domains.

@@ -95,8 +95,6 @@ pub type ibv_transport_type = core::ffi::c_int;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: ibv_device_cap_flags = 1024;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: ibv_device_cap_flags = 4096;
 pub type ibv_device_cap_flags = core::ffi::c_uint;
-pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
-pub type ibv_fork_status = core::ffi::c_uint;
 pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
 pub const IBV_ATOMIC_HCA: ibv_atomic_cap = 1;
 pub type ibv_atomic_cap = core::ffi::c_uint;
@@ -362,7 +360,6 @@ pub const IBV_ACCESS_REMOTE_WRITE: ibv_access_flags = 2;
 pub const IBV_ACCESS_REMOTE_READ: ibv_access_flags = 4;
 pub const IBV_ACCESS_REMOTE_ATOMIC: ibv_access_flags = 8;
 pub const IBV_ACCESS_ON_DEMAND: ibv_access_flags = 64;
-pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 128;
 pub const IBV_ACCESS_RELAXED_ORDERING: ibv_access_flags = 1048576;
 pub type ibv_access_flags = core::ffi::c_uint;
 #[repr(C)]
@@ -646,101 +643,6 @@ pub struct ibv_qp {
     pub mutex: pthread_mutex_t,
     pub cond: pthread_cond_t,
     pub events_completed: u32,
-}
-#[repr(C)]
-pub struct ibv_qp_ex {
-    pub qp_base: ibv_qp,
-    pub comp_mask: u64,
-    pub wr_id: u64,
-    pub wr_flags: core::ffi::c_uint,
-    pub wr_atomic_cmp_swp: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            compare: u64,
-            swap: u64,
-        ),
-    >,
-    pub wr_atomic_fetch_add: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64),
-    >,
-    pub wr_bind_mw: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            mw: *mut ibv_mw,
-            rkey: u32,
-            bind_info: *const ibv_mw_bind_info,
-        ),
-    >,
-    pub wr_local_inv:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-    pub wr_rdma_read: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64),
-    >,
-    pub wr_rdma_write: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64),
-    >,
-    pub wr_rdma_write_imm: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: __be32),
-    >,
-    pub wr_send: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_send_imm:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
-    pub wr_send_inv:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-    pub wr_send_tso: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            hdr: *mut core::ffi::c_void,
-            hdr_sz: u16,
-            mss: u16,
-        ),
-    >,
-    pub wr_set_ud_addr: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            ah: *mut ibv_ah,
-            remote_qpn: u32,
-            remote_qkey: u32,
-        ),
-    >,
-    pub wr_set_xrc_srqn:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
-    pub wr_set_inline_data: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut core::ffi::c_void, length: usize),
-    >,
-    pub wr_set_inline_data_list: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf),
-    >,
-    pub wr_set_sge: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32),
-    >,
-    pub wr_set_sge_list: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge),
-    >,
-    pub wr_start: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_complete:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> core::ffi::c_int>,
-    pub wr_abort: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_atomic_write: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            atomic_wr: *const core::ffi::c_void,
-        ),
-    >,
-    pub wr_flush: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            len: usize,
-            type_: u8,
-            level: u8,
-        ),
-    >,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1090,8 +992,6 @@ pub struct verbs_context {
     pub sz: usize,
     pub context: ibv_context,
 }
-pub const MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT: mlx5_ib_uapi_reg_dmabuf_flags = 1;
-pub type mlx5_ib_uapi_reg_dmabuf_flags = core::ffi::c_uint;
 
 impl core::fmt::Debug for ibv_wc {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -1117,7 +1017,6 @@ opaque! {
     ibv_counters_init_attr
     ibv_cq_ex
     ibv_cq_init_attr_ex
-    ibv_data_buf
     ibv_dm
     ibv_flow
     ibv_flow_action
@@ -1182,7 +1081,6 @@ zeroed! {
     ibv_recv_wr
     ibv_srq
     ibv_qp
-    ibv_qp_ex
     ibv_comp_channel
     ibv_cq
     ibv_device

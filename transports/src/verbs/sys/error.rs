@@ -52,11 +52,6 @@ impl VerbsError {
     pub fn is_unsupported(&self) -> bool {
         [libc::ENOSYS, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT].contains(&self.errno)
     }
-
-    /// Returns `true` if the machine has no RDMA device, which is no fault of it.
-    pub fn is_no_device(&self) -> bool {
-        self.call == DEVICE_LIST && self.errno == libc::ENODEV
-    }
 }
 
 impl std::error::Error for VerbsError {}
@@ -82,7 +77,7 @@ impl fmt::Display for VerbsError {
 }
 
 /// The call that lists devices.
-pub(super) const DEVICE_LIST: &str = "ibv_get_device_list";
+const DEVICE_LIST: &str = "ibv_get_device_list";
 
 /// Descriptors of the library while it lists devices, at most.
 const DESCRIPTORS: usize = 8;
@@ -270,11 +265,5 @@ mod tests {
     fn a_call_that_gives_no_reason_is_said_to_have_given_none() {
         let error = VerbsError::new("ibv_create_qp", 0).to_string();
         assert_eq!(error, "ibv_create_qp: failed, and gave no reason");
-    }
-
-    #[test]
-    fn a_machine_without_devices_is_told_from_a_device_that_is_gone() {
-        assert!(no_device().is_no_device());
-        assert!(!VerbsError::new("ibv_query_port", libc::ENODEV).is_no_device());
     }
 }

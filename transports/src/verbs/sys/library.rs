@@ -10,9 +10,6 @@ use std::ffi::c_void;
 /// installed for builds only.
 pub(super) const VERBS: &str = "libibverbs.so.1";
 
-/// Library of NVIDIA's devices.
-pub(super) const MLX5: &str = "libmlx5.so.1";
-
 /// Opens a library.
 pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
     // SAFETY: loading runs the library's initialisers; rdma-core's are meant to be run in any

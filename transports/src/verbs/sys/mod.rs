@@ -3,9 +3,8 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`bindings`] | structures and numbers of rdma-core's headers, made by `cargo xtask bindings` |
-//! | `library` | opening `libibverbs.so.1` and `libmlx5.so.1` |
+//! | `library` | opening `libibverbs.so.1` |
 //! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
-//! | `mlx5` | functions of NVIDIA's devices |
 //! | [`objects`] | contexts, domains, memory and queues as owned values, with a safe drop order |
 //! | `interop` | objects that a program has from other crates: features `rdma-sys` and `ibverbs` |
 //! | `error` | failed calls, and the remedies: [`VerbsError`] |
@@ -17,7 +16,6 @@ mod error;
 #[cfg(any(feature = "rdma-sys", feature = "ibverbs"))]
 mod interop;
 mod library;
-mod mlx5;
 pub mod objects;
 mod table;
 

@@ -54,8 +54,7 @@ impl Context {
     /// Lists the devices of this machine, in libibverbs's order.
     ///
     /// # Errors
-    /// There is none, which is `ENODEV` (see [`VerbsError::is_no_device`]), or the library cannot
-    /// tell.
+    /// There is none, which is `ENODEV`, or the library cannot tell.
     pub fn list(verbs: &Arc<Verbs>) -> Result<Vec<DeviceName>, VerbsError> {
         let devices = Devices::of(verbs)?;
         let names: Vec<_> = devices.iter().map(|(name, _)| name).collect();
@@ -133,13 +132,6 @@ impl Context {
         let path = unsafe { CStr::from_ptr((*(*self.as_raw()).device).ibdev_path.as_ptr()) };
         let path = path.to_str().ok().filter(|path| !path.is_empty())?;
         Some(PathBuf::from(path)).filter(|path| path.is_dir())
-    }
-
-    /// Returns `true` if it is a device of NVIDIA's (ConnectX-4 or newer), for which libmlx5 has
-    /// further functions.
-    pub fn is_mlx5(&self) -> bool {
-        // SAFETY: an open context has a device, and a simulated library has no libmlx5 to ask.
-        unsafe { self.verbs.mlx5().is_mlx5((*self.as_raw()).device) }
     }
 
     /// Returns the abilities and limits of the device.

@@ -52,7 +52,7 @@ impl ProtectionDomain {
     }
 
     /// Makes a domain whose queue pairs and shared receive queues are used by one thread at a
-    /// time. The device's library then takes no locks for them.
+    /// time. The device's library then takes no locks for them. Posting is
     /// [`unsafe`](super::QueuePair::post_send), and its caller makes that promise. Memory that is
     /// registered in either domain is valid in both.
     ///
@@ -101,11 +101,6 @@ impl ProtectionDomain {
     /// Returns the library's own structure, which exists as long as this.
     pub fn as_raw(&self) -> *mut ibv_pd {
         self.raw.raw()
-    }
-
-    /// Returns `true` if objects made in it are for one thread at a time.
-    pub fn is_for_one_thread(&self) -> bool {
-        matches!(self.origin, Origin::OneThread { .. })
     }
 
     /// Returns the domain that memory is registered in: this, or the one that this is around.

@@ -1,9 +1,9 @@
 //! Memory that a device may reach.
 
 use super::super::bindings::{
-    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE,
-    IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC,
-    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr,
+    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND,
+    IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, ibv_mr,
 };
 use super::super::error::VerbsError;
 use super::domain::ProtectionDomain;
@@ -32,8 +32,6 @@ impl Access {
     pub const REMOTE_ATOMIC: Self = Self(IBV_ACCESS_REMOTE_ATOMIC);
     /// It stays pageable: the device faults. Not every device supports that.
     pub const ON_DEMAND: Self = Self(IBV_ACCESS_ON_DEMAND);
-    /// It lies in huge pages.
-    pub const HUGETLB: Self = Self(IBV_ACCESS_HUGETLB);
     /// Writes to it may become visible out of order, except the completion, which comes after
     /// them. A kernel or library that does not know this flag ignores it.
     pub const RELAXED_ORDERING: Self = Self(IBV_ACCESS_RELAXED_ORDERING);
@@ -141,36 +139,6 @@ impl ProtectionDomain {
             answer = unsafe { verbs.reg_dmabuf_mr(pd, offset, len, iova, fd, plain.as_int()) };
         }
         // On the machines that Carrack runs on, an address is as long as a word on the wire.
-        self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
-    }
-
-    /// As [`register_dmabuf`](Self::register_dmabuf), over a PCIe function of the NIC's own that
-    /// reaches the memory past the CPU ("data direct"). Some devices of NVIDIA's have it.
-    ///
-    /// # Errors
-    /// As [`register_dmabuf`](Self::register_dmabuf); most devices have none.
-    ///
-    /// # Safety
-    /// As [`register_dmabuf`](Self::register_dmabuf).
-    pub unsafe fn register_dmabuf_direct(
-        self: &Arc<Self>,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        let context = self.context();
-        if !context.is_mlx5() {
-            let remedy = "only NVIDIA's devices have this call, and libmlx5.so.1 for it";
-            let error = VerbsError::because("mlx5dv_reg_dmabuf_mr", libc::EOPNOTSUPP, remedy);
-            return Err(context.name_in(error));
-        }
-        let (mlx5, pd, fd) = (context.verbs().mlx5(), self.base().as_raw(), fd.as_raw_fd());
-        // SAFETY: the domain exists, and is of a device of that library; the memory is the
-        // caller's promise.
-        let answer =
-            unsafe { mlx5.reg_dmabuf_mr_direct(pd, (offset, len), iova, fd, access.as_int()) };
         self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
     }
 

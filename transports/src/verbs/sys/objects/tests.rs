@@ -146,13 +146,13 @@ fn a_machine_without_devices_is_said_to_have_none_however_libibverbs_says_it() {
             Context::list(&verbs).expect_err("there is none"),
             Context::open(&verbs, "mlx5_0").expect_err("there is none"),
         ] {
-            assert_eq!(error.is_no_device(), is_none, "{error}");
+            assert_eq!(error.errno == libc::ENODEV, is_none, "{error}");
             assert!(!is_none || error.to_string().contains("no RDMA device"), "{error}");
         }
     }
     // SAFETY: nothing is called.
     let verbs = unsafe { Verbs::from_parts(Functions::default(), "an empty table") };
-    assert!(!Context::list(&verbs).expect_err("nothing to ask").is_no_device());
+    assert_eq!(Context::list(&verbs).expect_err("nothing to ask").errno, libc::ENOSYS);
 }
 
 /// Test of the machine's own library, which a CI machine may or may not have, with or without
@@ -169,10 +169,11 @@ fn the_machines_own_library_answers_or_says_in_words_what_is_missing() {
     };
     assert!(Arc::ptr_eq(&verbs, &Verbs::open().expect("it is open already")));
     assert!(verbs.name().contains("libibverbs.so.1"), "{verbs:?}");
-    assert!(verbs.status_name(12).contains("retry"), "{}", verbs.status_name(12));
+    let event = verbs.event_name(IBV_EVENT_PORT_ERR);
+    assert!(event.contains("port"), "{event}");
     match Context::list(&verbs) {
         Ok(names) => assert!(!names.is_empty()),
-        Err(error) => assert!(error.is_no_device(), "{error}"),
+        Err(error) => assert_eq!(error.errno, libc::ENODEV, "{error}"),
     }
 }
 
@@ -278,10 +279,6 @@ fn a_kernel_that_refuses_the_wish_for_memory_of_a_dma_buf_registers_it_without()
     let region = region.expect("it is registered");
     assert_eq!((region.addr(), region.len()), (0x7000, 100));
     assert_eq!(account::last_registration(), ("ibv_reg_dmabuf_mr", ALL.bits()));
-    // SAFETY: it is refused.
-    let error = unsafe { domain.register_dmabuf_direct(fd.as_fd(), 0, 100, 0, ALL) }
-        .expect_err("no such device");
-    assert!(error.is_unsupported() && error.to_string().contains("NVIDIA"), "{error}");
 }
 
 #[test]
@@ -420,7 +417,7 @@ fn what_only_newer_libraries_have_is_unsupported_without_an_end_of_everything() 
     assert_eq!(open().extended_attr().expect("all of it").odp_caps.general_caps, 1);
     assert_eq!(context.port_attr(1).expect("it is there").active_speed_ex, 0);
     assert_eq!(open().port_attr(1).expect("it is there").active_speed_ex, 128);
-    assert!(!context.is_mlx5() && context.sysfs().is_none());
+    assert!(context.sysfs().is_none());
     assert_eq!(context.pkey(1, 0), Ok(0xffff));
     assert!(context.async_fd().as_raw_fd() >= 0);
 }
