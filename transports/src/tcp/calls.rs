@@ -125,14 +125,16 @@ impl TcpDevice {
     /// Lets the peer's link go the other way on a link's connection, as it has asked.
     pub(super) fn let_join(&self, polling: &mut Polling, index: u32) {
         let Some(link) = self.shared.link(index) else { return };
-        let Some((hello, socket)) = link.joins() else { return };
+        let Some((hello, socket, behind)) = link.joins() else { return };
         let (peer, device, attempt) = (link.peer, link.address.key, hello.attempt.get());
         let place = polling.place_of((peer, device), &hello).ok();
         let home = socket.peer_addr().ok();
         let mut received = wire::ENDED;
         if let (Some(place), Some(home)) = (place, home) {
-            let incoming = self.take_incoming(polling, place, (peer, device), &hello);
+            let mut incoming = self.take_incoming(polling, place, (peer, device), &hello);
             received = incoming.received();
+            incoming.append(&behind);
+            polling.has_backlog |= incoming.has_whole(self.shared.packets.packet_size());
             let (socket, other) = (Some(socket.clone()), Some(link.clone()));
             let entry = Inbound { incoming, socket, other, home, lost: None };
             polling.inbound[place] = Some(entry);

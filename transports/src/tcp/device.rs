@@ -70,7 +70,7 @@ pub(super) struct Polling {
     /// Events that were read for acknowledgements, before a poll asked for them.
     ahead: Option<Batch>,
     /// Frames wait that were taken off a connection and found no room in a batch.
-    has_backlog: bool,
+    pub(super) has_backlog: bool,
     /// Says who is read first.
     turn: usize,
     /// The last batch was full: some sockets may have found no room in it, and come first.

@@ -209,6 +209,12 @@ impl Incoming {
         }
     }
 
+    /// Adds bytes that were read elsewhere.
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        self.received += bytes.len() as u64;
+        self.pending.extend(bytes);
+    }
+
     /// Takes in bytes behind those that wait.
     fn take_in(&mut self, bytes: &[u8], to: &mut Receiving<'_>) -> Result<(), String> {
         if self.pending.is_empty() {

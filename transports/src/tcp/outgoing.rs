@@ -21,6 +21,7 @@ use crate::contract::{DownCause, Event, OpFailure, PeerId};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -281,14 +282,22 @@ impl Outgoing {
     ) -> bool {
         let mut sending = self.sending.lock();
         sending.bye();
-        if matches!(sending.line, Line::Joined(Joined { is_welcome: false, .. })) {
-            // Nobody reads the answer any more.
-            self.broke(&mut sending, shared, "this device closes");
+        if let Line::Joined(Joined { socket, is_welcome: false, .. }) = &sending.line {
+            // Nobody reads the answer any more. The end alone can be said without it.
+            if sending.flow.copied() == HEAD && !sending.flow.has_bodies() {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                let _ = rustix::net::send(socket, &Frame::Bye.encode(), flags);
+            } else {
+                self.broke(&mut sending, shared, "this device closes");
+            }
         }
         loop {
             self.flush(&mut sending, shared);
             let left = match &sending.line {
                 Line::Over(_) => break,
+                Line::Joined(Joined { socket, is_welcome: false, .. }) => {
+                    socket::in_flight(socket) > 0
+                }
                 Line::Up(socket) | Line::Joined(Joined { socket, .. }) => {
                     sending.flow.unsent() > 0 || socket::in_flight(socket) > 0
                 }
@@ -387,7 +396,6 @@ impl Outgoing {
     fn take_acks(&self, sending: &mut Sending, shared: &Shared) {
         let (words, _) = sending.ack.as_chunks::<8>();
         let join = words.iter().position(|word| u64::from_le_bytes(*word) == JOIN);
-        // Behind it nothing comes before it is answered.
         sending.joins = join.and_then(|at| Hello::joined(&words[at + 1..]));
         let acks = &words[..join.unwrap_or(words.len())];
         let (last, taken) = (acks.last().copied().map(u64::from_le_bytes), 8 * acks.len());

@@ -4,10 +4,13 @@ use super::Options;
 use super::address::Address;
 use super::device::TcpDevice;
 use crate::contract::{
-    Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
+    AddressBlob, Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload,
+    PeerId, Submit,
 };
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
+use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,6 +21,9 @@ use std::time::{Duration, Instant};
 const RANKS: u32 = 8;
 const PACKET: usize = 4096;
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Random schedules that are tried.
+const CASES: u32 = 30;
 
 fn identity(me: u32) -> Identity {
     Identity { me: PeerId(me), ranks: RANKS, secret: [5; 16] }
@@ -79,8 +85,12 @@ fn bring_up(links: &[&Arc<dyn Link>], sides: &mut [&mut Side]) {
 }
 
 fn send(link: &Arc<dyn Link>, number: u64, len: usize) -> bool {
+    send_as(link, [number, 0], len)
+}
+
+fn send_as(link: &Arc<dyn Link>, header: [u64; 2], len: usize) -> bool {
     let bytes = vec![7; len];
-    let op = Op::AmCopied { header: Header([number, 0]), bytes: MemRef::host(&bytes) };
+    let op = Op::AmCopied { header: Header(header), bytes: MemRef::host(&bytes) };
     link.submit(op).unwrap() == Submit::Done
 }
 
@@ -112,16 +122,125 @@ fn until_shared(sides: &mut [&mut Side; 2]) {
     }
 }
 
+/// Returns a relay to a device, and the address of the device over it.
+fn relayed(to: &Side) -> (Relay, AddressBlob) {
+    let mut address = Address::decode(&to.device.address()).unwrap();
+    let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
+    (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
+    (relay, address.encode())
+}
+
+/// A link over a relay, with the numbers of its device and its peer's.
+struct Relayed {
+    from: usize,
+    to: usize,
+    relay: Relay,
+    link: Arc<dyn Link>,
+    sent: u64,
+    came: u64,
+}
+
+/// Polls a side. Each link's messages come once, and in order.
+fn take(sides: &mut [Side], at: usize, links: &mut [Relayed]) {
+    for event in sides[at].poll() {
+        match event {
+            Event::Connected { .. } => {}
+            Event::Arrived { from, header, .. } => {
+                let link = &mut links[usize::try_from(header.0[1]).unwrap()];
+                assert_eq!((link.from, link.to), (from.0 as usize, at));
+                assert_eq!(header.0[0], link.came);
+                link.came += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Returns `true` if a thread that waits for the device sleeps.
+fn rests(side: &Side) -> bool {
+    let Armed::Wait(fd) = side.device.arm() else { return false };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let span = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+    let woken = rustix::event::poll(&mut fds, Some(&span)).unwrap();
+    side.device.disarm();
+    woken == 0
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Poll(usize),
+    Post(usize, usize),
+    Cut(usize),
+    Pause(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        20 => any::<usize>().prop_map(Step::Poll),
+        10 => (any::<usize>(), 0..PACKET).prop_map(|(link, len)| Step::Post(link, len)),
+        1 => any::<usize>().prop_map(Step::Cut),
+        3 => (0..500_u64).prop_map(Step::Pause),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_message_comes_once_and_all_come_to_rest_whatever_is_cut_and_however_late_polls_are(
+        count in 1..=4_usize,
+        pairs in proptest::collection::vec((0..4_usize, 0..4_usize), 1..8),
+        window in prop_oneof![Just(256), Just(4 * PACKET), Just(1 << 20)],
+        steps in proptest::collection::vec(step(), 0..400),
+    ) {
+        let mut sides: Vec<Side> =
+            (0..count).map(|me| Side::with(me as u32, 64, window)).collect();
+        let mut links: Vec<Relayed> = Vec::new();
+        let (each, mut done) = (steps.len() / pairs.len(), 0);
+        for (number, (from, to)) in pairs.iter().enumerate() {
+            let (from, to) = (from % count, to % count);
+            let (relay, address) = relayed(&sides[to]);
+            let link = sides[from].device.connect(&address, PeerId(to as u32)).unwrap();
+            links.push(Relayed { from, to, relay, link, sent: 0, came: 0 });
+            let until = if number + 1 == pairs.len() { steps.len() } else { done + each };
+            for step in &steps[done..until] {
+                match step {
+                    Step::Poll(at) => take(&mut sides, at % count, &mut links),
+                    Step::Post(at, len) => {
+                        let at = at % links.len();
+                        let Relayed { link, sent, .. } = &mut links[at];
+                        *sent += u64::from(send_as(link, [*sent, at as u64], *len));
+                    }
+                    Step::Cut(at) => links[at % links.len()].relay.cut(),
+                    Step::Pause(micros) => std::thread::sleep(Duration::from_micros(*micros)),
+                }
+            }
+            done = until;
+        }
+        let start = Instant::now();
+        while links.iter().any(|link| link.came < link.sent || !link.link.is_up()) {
+            (0..count).for_each(|at| take(&mut sides, at, &mut links));
+            let left: Vec<_> =
+                links.iter().map(|it| (it.from, it.to, it.link.is_up(), it.sent, it.came)).collect();
+            assert!(start.elapsed() < Duration::from_secs(10), "{left:?}");
+        }
+        let (start, mut since) = (Instant::now(), Instant::now());
+        while since.elapsed() < Duration::from_millis(20) {
+            for at in 0..count {
+                take(&mut sides, at, &mut links);
+                if !rests(&sides[at]) {
+                    since = Instant::now();
+                }
+            }
+            assert!(start.elapsed() < Duration::from_secs(5), "a device does not come to rest");
+        }
+    }
+}
+
 #[test]
 fn links_of_both_ways_share_a_connection_whoever_dials_first_and_after_each_cut() {
     for is_late in [false, true, false, true, false, true] {
         let [mut here, mut there] = [0, 1].map(Side::new);
-        let relayed = |side: &Side| {
-            let mut address = Address::decode(&side.device.address()).unwrap();
-            let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
-            (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
-            (relay, address.encode())
-        };
         let ((one, to_there), (other, to_here)) = (relayed(&there), relayed(&here));
         let out = here.device.connect(&to_there, PeerId(1)).unwrap();
         if is_late {
@@ -144,6 +263,82 @@ fn links_of_both_ways_share_a_connection_whoever_dials_first_and_after_each_cut(
                 let _ = [&mut here, &mut there].map(|side| side.poll_for(Duration::from_millis(2)));
             }
         }
+    }
+}
+
+/// Closes the first side on a thread of its own; after the pause the second polls. Returns what
+/// came, and how long the close took.
+fn close_while_polled(closes: &Side, polls: &mut Side, pause: Duration) -> (Vec<Event>, Duration) {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| {
+            closes.device.close();
+            start.elapsed()
+        });
+        std::thread::sleep(pause);
+        let mut events = Vec::new();
+        while !closing.is_finished() || !events.last().is_some_and(is_down) {
+            events.extend(polls.poll());
+            assert!(start.elapsed() < 3 * TIMEOUT, "{events:?}");
+        }
+        (events, closing.join().unwrap())
+    })
+}
+
+fn is_closed(event: &Event) -> bool {
+    matches!(event, Event::PeerDown { cause: DownCause::Closed, .. })
+}
+
+#[test]
+fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_connection() {
+    for pause in [0, 300].map(Duration::from_millis) {
+        for polls in 0..20 {
+            let mut sides = [0, 1].map(Side::new);
+            // The link of the one with the higher key changes over.
+            sides.sort_by_key(|side| side.device.shared.address.key.0);
+            let [mut low, mut high] = sides;
+            let [to_low, to_high] = [&low, &high].map(|side| side.device.shared.identity.me.0);
+            let out = high.connect(&low, to_low);
+            // Its connection comes up a step before that of its peer.
+            high.poll_for(Duration::from_micros(100));
+            let _back = low.connect(&high, to_high);
+            let (mut sent, mut came) = (0, Vec::new());
+            let link = high.device.shared.link(0).unwrap();
+            let start = Instant::now();
+            while link.reader().is_none() {
+                came.extend(low.poll());
+                sent += u64::from(out.is_up() && send(&out, sent, 100));
+                high.poll();
+                assert!(start.elapsed() < TIMEOUT);
+            }
+            sent += u64::from(out.is_up() && send(&out, sent, 100));
+            (0..polls).for_each(|_| came.extend(low.poll()));
+            let (events, took) = close_while_polled(&high, &mut low, pause);
+            came.extend(events);
+            let numbers: Vec<_> = came.iter().filter_map(arrival).map(|it| it.1).collect();
+            assert_eq!(numbers, (0..sent).collect::<Vec<_>>(), "{polls} polls: {came:?}");
+            assert!(came.last().is_some_and(is_closed), "{polls} polls: {came:?}");
+            // Its peer's kernel has room, whether the peer polls or not.
+            assert!(took < Duration::from_millis(200), "{polls} polls: {took:?}");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_closes_before_its_link_may_go_the_other_way_tells_its_end() {
+    for polls in 0..40 {
+        let [mut here, mut there] = [0, 1].map(Side::new);
+        let out = here.connect(&there, 1);
+        bring_up(&[&out], &mut [&mut here, &mut there]);
+        let _back = there.connect(&here, 0);
+        let link = there.device.shared.link(0).unwrap();
+        while link.reader().is_none() {
+            there.poll();
+        }
+        let mut events: Vec<_> = (0..polls).flat_map(|_| here.poll()).collect();
+        let (rest, _) = close_while_polled(&there, &mut here, Duration::ZERO);
+        events.extend(rest);
+        assert!(events.iter().filter(|event| is_down(event)).all(is_closed), "{events:?}");
     }
 }
 
@@ -256,6 +451,7 @@ impl Relay {
                                 break;
                             }
                         }
+                        let _ = to.shutdown(Shutdown::Write);
                     });
                 }
                 all.lock().unwrap().extend([near, far]);
@@ -275,10 +471,8 @@ impl Relay {
 #[test]
 fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_is_lost() {
     let [mut here, mut there] = [0, 1].map(Side::new);
-    let mut address = Address::decode(&here.device.address()).unwrap();
-    let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
-    (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
-    let link = there.device.connect(&address.encode(), PeerId(0)).unwrap();
+    let (relay, address) = relayed(&here);
+    let link = there.device.connect(&address, PeerId(0)).unwrap();
     bring_up(&[&link], &mut [&mut here, &mut there]);
     relay.is_mute.store(true, Ordering::SeqCst);
     assert!((0..3).all(|number| send(&link, number, 8)));

@@ -83,13 +83,15 @@ impl Outgoing {
         true
     }
 
-    /// Returns the introduction of a peer's link that joins this link's connection, and the
-    /// connection.
-    pub(in crate::tcp) fn joins(&self) -> Option<(Hello, Arc<TcpStream>)> {
+    /// Returns the introduction of a peer's link that joins this link's connection, the connection,
+    /// and what has come behind the introduction: the end of a link whose device has closed.
+    pub(in crate::tcp) fn joins(&self) -> Option<(Hello, Arc<TcpStream>, Vec<u8>)> {
         let mut sending = self.sending.lock();
         let Line::Up(socket) = &sending.line else { return None };
         let socket = socket.clone();
-        sending.joins.take().map(|hello| (hello, socket))
+        let hello = sending.joins.take()?;
+        let behind = std::mem::take(&mut sending.ack).split_off(hello.join().len());
+        Some((hello, socket, behind))
     }
 
     /// Sends a word about the peer's link on the connection that both share. Returns `false` if
