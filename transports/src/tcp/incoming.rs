@@ -52,8 +52,9 @@ pub(super) struct Incoming {
     pub(super) attempt: u64,
     /// Bytes that were taken off its connections.
     received: u64,
-    /// Bytes of them that were acknowledged.
-    acked: u64,
+    /// Bytes that were taken up since the last acknowledgement, apart from words about the other
+    /// link.
+    fresh: u64,
     /// Bytes after which an acknowledgement is due.
     ack_at: u64,
     /// Bytes of frames that are not whole, or found no room in the batch.
@@ -103,7 +104,7 @@ impl Incoming {
             link,
             attempt: 0,
             received: 0,
-            acked: 0,
+            fresh: 0,
             pending: Vec::new(),
             landing: None,
             owes_ack: false,
@@ -123,14 +124,12 @@ impl Incoming {
     #[inline]
     pub(super) fn owes_ack(&self, all: bool) -> bool {
         let due = if all { 1 } else { self.ack_at };
-        let come = (self.received - self.acked).saturating_sub(self.notes);
-        self.owes_ack || come >= due || self.notes >= NOTES
+        self.owes_ack || self.fresh >= due || self.notes >= NOTES
     }
 
     /// Notes that all bytes were acknowledged.
     pub(super) fn was_acked(&mut self) {
-        (self.owes_ack, self.notes) = (false, 0);
-        self.acked = self.received;
+        (self.owes_ack, self.fresh, self.notes) = (false, 0, 0);
     }
 
     /// Takes the words about the link that goes the other way.
@@ -186,6 +185,7 @@ impl Incoming {
             if let Some(landing) = self.landing.as_mut().filter(|landing| landing.window.is_some())
             {
                 landing.came(received as u64);
+                self.fresh += received as u64;
                 self.land();
             } else {
                 let scratch = std::mem::take(&mut to.scratch);
@@ -235,7 +235,9 @@ impl Incoming {
         let mut rest = bytes;
         loop {
             if let Some(landing) = &mut self.landing {
-                rest = landing.copy(rest);
+                let behind = landing.copy(rest);
+                self.fresh += (rest.len() - behind.len()) as u64;
+                rest = behind;
                 self.land();
                 if self.landing.is_some() {
                     break;
@@ -251,6 +253,7 @@ impl Incoming {
                     if !self.arrive(header, payload, to) {
                         break;
                     }
+                    self.fresh += (HEAD + len) as u64;
                     rest = behind;
                 }
                 Frame::Put { window, at, len } => {
@@ -260,6 +263,7 @@ impl Incoming {
                 }
                 Frame::Bye => {
                     self.is_over = true;
+                    self.fresh += HEAD as u64;
                     rest = body;
                 }
                 word @ Frame::Ack { .. } => {
@@ -413,6 +417,29 @@ mod tests {
             let stream = [&head.to_le_bytes()[..], &bytes].concat();
             let _ = arrivals(&stream, 7, 4);
         }
+    }
+
+    #[test]
+    fn a_message_is_acknowledged_behind_words_that_were_acknowledged_before_they_were_read() {
+        let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
+        let windows = Windows::default();
+        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 100, 256);
+        let mut take = |incoming: &mut Incoming, bytes: &[u8], limit| {
+            let mut batch = Batch::new(limit);
+            let batch = &mut batch;
+            let mut to = Receiving { packets: &pool, windows: &windows, batch, scratch: &mut [] };
+            incoming.take_in(bytes, &mut to).unwrap();
+        };
+        let message = Frame::Message { header: Header([1, 2]), len: 0 }.encode();
+        let word = Frame::Ack { link: 1, received: 2 }.encode();
+        // The batch has room for the first message only.
+        take(&mut incoming, &[message, word, word, word].concat(), 1);
+        assert!(incoming.owes_ack(false));
+        incoming.was_acked();
+        take(&mut incoming, &[], 1);
+        assert!(!incoming.owes_ack(true), "words alone are not acknowledged");
+        take(&mut incoming, &message, 1);
+        assert!(incoming.owes_ack(false));
     }
 
     #[test]
