@@ -424,7 +424,7 @@ mod tests {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let windows = Windows::default();
         let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 100, 256);
-        let mut take = |incoming: &mut Incoming, bytes: &[u8], limit| {
+        let take = |incoming: &mut Incoming, bytes: &[u8], limit| {
             let mut batch = Batch::new(limit);
             let batch = &mut batch;
             let mut to = Receiving { packets: &pool, windows: &windows, batch, scratch: &mut [] };
