@@ -220,8 +220,8 @@ proptest! {
         let start = Instant::now();
         while links.iter().any(|link| link.came < link.sent || !link.link.is_up()) {
             (0..count).for_each(|at| take(&mut sides, at, &mut links));
-            let left: Vec<_> =
-                links.iter().map(|it| (it.from, it.to, it.link.is_up(), it.sent, it.came)).collect();
+            let state = |it: &Relayed| (it.from, it.to, it.link.is_up(), it.sent, it.came);
+            let left: Vec<_> = links.iter().map(state).collect();
             assert!(start.elapsed() < Duration::from_secs(10), "{left:?}");
         }
         let (start, mut since) = (Instant::now(), Instant::now());
