@@ -1,12 +1,12 @@
 //! Notes that members of groups leave for each other.
 
-use super::{Ledger, Members, NOTES};
+use super::Members;
 use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
 use carrack_transports::sync::Ticks;
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 /// The notes for one group, which may not have been made at this rank yet.
@@ -22,8 +22,6 @@ pub(crate) struct Board {
     barriers: Ticks<STEPS>,
     /// Counts the other events that listeners may wait for.
     stirred: AtomicU64,
-    /// Counts the notes.
-    ledger: Arc<Ledger>,
 }
 
 /// Steps of a barrier: a group has at most 2^32 ranks.
@@ -134,7 +132,7 @@ impl Note {
 }
 
 impl Board {
-    pub(crate) fn new(name: u32, me: Rank, ledger: &Arc<Ledger>) -> Self {
+    pub(crate) fn new(name: u32, me: Rank) -> Self {
         Self {
             name,
             me,
@@ -143,7 +141,6 @@ impl Board {
             state: Mutex::default(),
             barriers: Ticks::default(),
             stirred: AtomicU64::new(0),
-            ledger: ledger.clone(),
         }
     }
 
@@ -201,24 +198,18 @@ impl Board {
         true
     }
 
-    pub(crate) fn pin(&self, note: Note) -> Result<(), String> {
+    /// Adds a note.
+    pub(crate) fn pin(&self, note: Note) {
         let mut state = self.lock();
         if note.number < state.begun
             && !state.active.iter().any(|active| active.number == note.number)
         {
             // The note reports the failure of an operation that has ended here.
-            return Ok(());
-        }
-        if !self.ledger.add(note.from) {
-            return Err(format!(
-                "it is more than {NOTES} notes ahead, here in group {}",
-                self.name
-            ));
+            return;
         }
         state.notes.push(note);
         drop(state);
         self.wake();
-        Ok(())
     }
 
     pub(crate) fn wake(&self) {
@@ -279,11 +270,7 @@ impl Board {
             return Some(note);
         }
         match state.notes.iter().position(|note| note.number == number && is_meant(note)) {
-            Some(at) => {
-                let note = state.notes.swap_remove(at);
-                self.ledger.sub(note.from);
-                Some(note)
-            }
+            Some(at) => Some(state.notes.swap_remove(at)),
             None => {
                 if let Some(active) = state.active.iter_mut().find(|active| active.number == number)
                 {
@@ -310,9 +297,7 @@ impl Board {
     /// Ends an operation: further and late notes on it are dropped.
     pub(crate) fn forget(&self, number: u64) {
         let mut state = self.lock();
-        for note in state.notes.extract_if(.., |note| note.number == number) {
-            self.ledger.sub(note.from);
-        }
+        state.notes.retain(|note| note.number != number);
         state.active.retain(|active| active.number != number);
     }
 
@@ -358,7 +343,7 @@ mod tests {
         group.found(Members::Some([Rank(0), Rank(1)].into()));
         let meaning = Meaning { hash: group.hash(), count: 2, what: What::Failed, root: Rank(1) };
         let note = Note { from: Rank(1), number: 0, step: u32::MAX, meaning, word: 0 };
-        boards.pin(7, note).unwrap();
+        boards.pin(7, note);
         assert_eq!(boards.unclaimed(Rank(1), 0), None);
         let comes = Note {
             number: 1,
@@ -366,7 +351,7 @@ mod tests {
             meaning: Meaning { what: What::Allgather, ..meaning },
             ..note
         };
-        boards.pin(7, comes).unwrap();
+        boards.pin(7, comes);
         assert_eq!(boards.unclaimed(Rank(1), 0), Some((7, comes)));
     }
 
