@@ -126,10 +126,10 @@ const OF_HOST: [&str; 9] =
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     if options.guest {
-        return verbs::run(options.rounds, options.seconds);
+        return verbs::run(options);
     }
     if let Some(carrack) = &options.in_guest {
-        return verbs::measure(carrack, options.rounds, options.seconds);
+        return verbs::measure(carrack, options);
     }
     let kit = match &options.packed {
         Some(folder) => Kit::packed(folder)?,
@@ -159,14 +159,23 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
         Box::new(Yardstick(setup.clone())),
     ];
     sides.retain(|side| !options.peer_only || side.role() != Role::Ours);
+    report(options, &rows, &sides, setup.cores)
+}
 
+/// Measures all rows, and prints the report. The status is 1 if a program has failed.
+fn report(
+    options: &Options,
+    rows: &[Row],
+    sides: &[Box<dyn Side>],
+    cores: Cores,
+) -> Result<ExitCode, TaskError> {
     let machine = Machine::look_before_rounds()?;
-    let measured = measure(options, &rows, &sides);
+    let measured = measure(options, rows, sides);
     let heading = Heading {
         machine,
-        cores: setup.cores,
+        cores,
         rounds: options.rounds,
-        seconds,
+        seconds: options.seconds,
         sides: sides.iter().map(|side| side.version()).collect(),
     };
     let report = Report { heading, measured: &measured };

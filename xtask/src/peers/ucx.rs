@@ -135,7 +135,7 @@ impl Side for Ucx {
 
 /// The name after `ucx_perftest -t`, if it has the test. Of several threads it gives no figure that
 /// could be compared.
-fn name(row: &Row) -> Option<&'static str> {
+pub(super) fn name(row: &Row) -> Option<&'static str> {
     if row.threads > 1 {
         return None;
     }
