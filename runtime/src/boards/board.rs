@@ -8,6 +8,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The notes for one group, which may not have been made at this rank yet.
 pub(crate) struct Board {
@@ -98,37 +100,48 @@ impl What {
         }
     }
 
-    fn code(self) -> u64 {
-        Self::ALL.iter().position(|&what| what == self).unwrap_or(0) as u64
+    fn code(self) -> u32 {
+        Self::ALL.iter().position(|&what| what == self).unwrap_or(0) as u32
     }
 }
 
 impl Note {
     pub(crate) fn encode(&self) -> SmallBytes {
         let Meaning { hash, count, what, root } = self.meaning;
-        let words = [
-            hash,
-            what.code() | u64::from(count) << 32,
-            u64::from(root.0) | u64::from(self.step) << 32,
-            self.word,
-        ];
+        let payload = Payload {
+            hash: hash.into(),
+            what: what.code().into(),
+            count: count.into(),
+            root: root.0.into(),
+            step: self.step.into(),
+            word: self.word.into(),
+        };
         let mut bytes = [0; SmallBytes::MAX];
-        for (place, byte) in bytes.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes()))
-        {
-            *place = byte;
-        }
-        SmallBytes::first(size_of_val(&words), bytes)
+        // There is room: a payload has 32 bytes.
+        let _ = payload.write_to_prefix(&mut bytes);
+        SmallBytes::first(size_of::<Payload>(), bytes)
     }
 
     pub(crate) fn decode(from: Rank, number: u64, bytes: &[u8]) -> Option<Self> {
-        let (words, []) = bytes.as_chunks::<8>() else { return None };
-        let [hash, kind, place, word] = words.try_into().ok()?;
-        let (hash, kind) = (u64::from_le_bytes(hash), u64::from_le_bytes(kind));
-        let (place, word) = (u64::from_le_bytes(place), u64::from_le_bytes(word));
-        let what = *What::ALL.get(usize::try_from(kind & 0xffff_ffff).ok()?)?;
-        let meaning = Meaning { hash, count: (kind >> 32) as u32, what, root: Rank(place as u32) };
-        Some(Self { from, number, step: (place >> 32) as u32, meaning, word })
+        let Payload { hash, what, count, root, step, word } =
+            Payload::read_from_bytes(bytes).ok()?;
+        let what = *What::ALL.get(usize::try_from(what.get()).ok()?)?;
+        let (count, root) = (count.get(), Rank(root.get()));
+        let meaning = Meaning { hash: hash.get(), count, what, root };
+        Some(Self { from, number, step: step.get(), meaning, word: word.get() })
     }
+}
+
+/// The payload of a note.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Payload {
+    hash: U64,
+    what: U32,
+    count: U32,
+    root: U32,
+    step: U32,
+    word: U64,
 }
 
 impl Board {
