@@ -38,12 +38,6 @@ pub(crate) enum TaskError {
     /// No step of the test run has such a name.
     #[error("no step has that in its name; there are: {names}")]
     NoStep { names: String },
-    /// A bundle is more than can be carried.
-    #[error(
-        "{} has {:.1} MB, and {:.0} at most are easily carried: leave something out\n{sizes}",
-        folder.display(), *bytes as f64 / 1e6, *most as f64 / 1e6
-    )]
-    TooLarge { folder: PathBuf, bytes: u64, most: u64, sizes: String },
 }
 
 impl TaskError {

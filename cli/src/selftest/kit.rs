@@ -2,9 +2,8 @@
 //! to the command, or in folders that the user unpacked there. A built tree has them in its target
 //! folder.
 
-use super::archive::{ARCHIVE, Archive};
 use super::child::Interrupt;
-use super::unpacked::Programs;
+use super::unpacked::{ARCHIVE, Programs};
 use super::{SelftestError, suites};
 use crate::complain;
 use crate::launch::is_executable;
@@ -84,9 +83,9 @@ fn unpack(
     if !archive.exists() {
         return Ok(None);
     }
-    let (archive, stop) = (Archive::open(archive)?, || interrupt.came());
     let tell = |what: &str| complain(format_args!("selftest: {what}"));
-    let programs = Programs { archive, carrack, stop: &stop, tell: &tell };
+    let stop = || interrupt.came();
+    let programs = Programs { archive: &archive, carrack, stop: &stop, tell: &tell };
     Ok(Some(programs.folder(&std::env::temp_dir(), report)?))
 }
 
@@ -109,7 +108,7 @@ impl About {
     }
 }
 
-/// The executable files of a folder, by name.
+/// Returns the executable files of a folder, by name.
 fn programs(folder: &Path) -> BTreeMap<String, PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let files = entries.map(|entry| entry.path()).filter(|path| is_executable(path));

@@ -11,7 +11,7 @@
 //! | [`options`] | the command line |
 //! | [`node`] | the choice of the rank that does the work of a node |
 //! | [`kit`] | the programs, next to this one or in target/ |
-//! | [`archive`], [`unpacked`] | a bundle's programs: their unpacking, and its place |
+//! | [`unpacked`] | a bundle's programs: their unpacking, and its place |
 //! | [`machine`] | the hardware, as `carrack info` reports it |
 //! | [`suites`], [`examples`], [`halo`], [`perf`] | the parts |
 //! | [`part`] | a part: its command line, its run and its outcome |
@@ -19,7 +19,6 @@
 //! | [`libtest`] | counts tests in the output of a test program |
 //! | [`report`], [`markdown`] | the report, as JSON and for people |
 
-mod archive;
 mod child;
 mod examples;
 mod halo;
@@ -39,7 +38,6 @@ pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
 use crate::{USAGE, bar, complain};
-use archive::UnpackError;
 use child::Interrupt;
 use kit::Kit;
 use machine::Machine;
@@ -52,6 +50,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime};
 use tempfile::TempDir;
+use unpacked::UnpackError;
 
 /// Exit status of a program that Ctrl-C has ended, as shells report it.
 const INTERRUPTED: u8 = 130;
@@ -80,7 +79,7 @@ enum SelftestError {
     Machine(String),
 }
 
-/// Runs it.
+/// Runs the selftest.
 pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
     let node = Node::of_this_process();
     if let Some(why) = node.stands_by() {
@@ -135,7 +134,7 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     })
 }
 
-/// The parts that the command line asks for.
+/// Returns the parts that the command line asks for.
 fn chosen(
     options: &SelftestOptions,
     kit: &Kit,
@@ -178,7 +177,7 @@ fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt)
     ran
 }
 
-/// Now, as `2026-11-21 13:49:35 UTC`.
+/// Returns the time now, as `2026-11-21 13:49:35 UTC`.
 fn now() -> String {
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     now.replace('T', " ").replace('Z', " UTC")

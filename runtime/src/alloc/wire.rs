@@ -2,6 +2,8 @@
 //! causes a panic.
 
 use super::POOL_FREED;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Writes fields one after the other.
 #[derive(Default)]
@@ -100,47 +102,49 @@ pub(super) struct Call {
     pub(super) more: bool,
 }
 
+/// The bytes of a call, as many for each.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct CallBytes {
+    kind: u8,
+    number: U64,
+    pool: U64,
+    block: U64,
+    len: U64,
+    more: u8,
+    /// At most `POOL_FREED`, which fits in a byte.
+    count: u8,
+    freed: [U64; POOL_FREED],
+}
+
 impl Call {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut to = Writer::default();
         let (kind, pool, block, len) = match self.asks {
             Asks::Own(len) => (1, 0, 0, len),
             Asks::Piece { pool, block, len } => (2, pool, block, len),
             Asks::Trim { pool } => (3, pool, 0, 0),
         };
-        to.byte(kind);
-        [self.number, u64::from(pool), block, len].iter().for_each(|word| to.word(*word));
-        to.byte(u8::from(self.more));
-        // At most `POOL_FREED`, which fits in a byte.
-        to.byte(self.freed.len() as u8);
-        let padding = std::iter::repeat(&0);
-        self.freed.iter().chain(padding).take(POOL_FREED).for_each(|number| to.word(*number));
-        to.0
+        let (number, more, count) = (self.number.into(), self.more.into(), self.freed.len() as u8);
+        let (pool, block, len) = (u64::from(pool).into(), block.into(), len.into());
+        let mut numbers = self.freed.iter().map(|&number| number.into());
+        let freed = std::array::from_fn(|_| numbers.next().unwrap_or_default());
+        let call = CallBytes { kind, number, pool, block, len, more, count, freed };
+        call.as_bytes().to_vec()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let kind = from.byte()?;
-        let (number, pool) = (from.word()?, u32::try_from(from.word()?).ok()?);
-        let (block, len) = (from.word()?, from.word()?);
-        let asks = match kind {
+        let call = CallBytes::ref_from_bytes(bytes).ok()?;
+        let pool = u32::try_from(call.pool.get()).ok()?;
+        let (block, len) = (call.block.get(), call.len.get());
+        let asks = match call.kind {
             1 => Asks::Own(len),
             2 => Asks::Piece { pool, block, len },
             3 => Asks::Trim { pool },
             _ => return None,
         };
-        let more = from.flag()?;
-        let count = usize::from(from.byte()?);
-        let mut freed = Vec::with_capacity(POOL_FREED);
-        for _ in 0..POOL_FREED {
-            freed.push(from.word()?);
-        }
-        from.end()?;
-        if count > POOL_FREED {
-            return None;
-        }
-        freed.truncate(count);
-        Some(Self { number, asks, freed, more })
+        let freed = call.freed.get(..usize::from(call.count))?.iter().map(|word| word.get());
+        let (number, freed) = (call.number.get(), freed.collect());
+        (call.more < 2).then_some(Self { number, asks, freed, more: call.more == 1 })
     }
 
     /// Describes the call for an error.

@@ -1,13 +1,15 @@
 //! Notes that members of groups leave for each other.
 
-use super::{Ledger, Members, NOTES};
+use super::Members;
 use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
 use carrack_transports::sync::Ticks;
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The notes for one group, which may not have been made at this rank yet.
 pub(crate) struct Board {
@@ -22,8 +24,6 @@ pub(crate) struct Board {
     barriers: Ticks<STEPS>,
     /// Counts the other events that listeners may wait for.
     stirred: AtomicU64,
-    /// Counts the notes.
-    ledger: Arc<Ledger>,
 }
 
 /// Steps of a barrier: a group has at most 2^32 ranks.
@@ -100,41 +100,52 @@ impl What {
         }
     }
 
-    fn code(self) -> u64 {
-        Self::ALL.iter().position(|&what| what == self).unwrap_or(0) as u64
+    fn code(self) -> u32 {
+        Self::ALL.iter().position(|&what| what == self).unwrap_or(0) as u32
     }
 }
 
 impl Note {
     pub(crate) fn encode(&self) -> SmallBytes {
         let Meaning { hash, count, what, root } = self.meaning;
-        let words = [
-            hash,
-            what.code() | u64::from(count) << 32,
-            u64::from(root.0) | u64::from(self.step) << 32,
-            self.word,
-        ];
+        let payload = Payload {
+            hash: hash.into(),
+            what: what.code().into(),
+            count: count.into(),
+            root: root.0.into(),
+            step: self.step.into(),
+            word: self.word.into(),
+        };
         let mut bytes = [0; SmallBytes::MAX];
-        for (place, byte) in bytes.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes()))
-        {
-            *place = byte;
-        }
-        SmallBytes::first(size_of_val(&words), bytes)
+        // There is room: a payload has 32 bytes.
+        let _ = payload.write_to_prefix(&mut bytes);
+        SmallBytes::first(size_of::<Payload>(), bytes)
     }
 
     pub(crate) fn decode(from: Rank, number: u64, bytes: &[u8]) -> Option<Self> {
-        let (words, []) = bytes.as_chunks::<8>() else { return None };
-        let [hash, kind, place, word] = words.try_into().ok()?;
-        let (hash, kind) = (u64::from_le_bytes(hash), u64::from_le_bytes(kind));
-        let (place, word) = (u64::from_le_bytes(place), u64::from_le_bytes(word));
-        let what = *What::ALL.get(usize::try_from(kind & 0xffff_ffff).ok()?)?;
-        let meaning = Meaning { hash, count: (kind >> 32) as u32, what, root: Rank(place as u32) };
-        Some(Self { from, number, step: (place >> 32) as u32, meaning, word })
+        let Payload { hash, what, count, root, step, word } =
+            Payload::read_from_bytes(bytes).ok()?;
+        let what = *What::ALL.get(usize::try_from(what.get()).ok()?)?;
+        let (count, root) = (count.get(), Rank(root.get()));
+        let meaning = Meaning { hash: hash.get(), count, what, root };
+        Some(Self { from, number, step: step.get(), meaning, word: word.get() })
     }
 }
 
+/// The payload of a note.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Payload {
+    hash: U64,
+    what: U32,
+    count: U32,
+    root: U32,
+    step: U32,
+    word: U64,
+}
+
 impl Board {
-    pub(crate) fn new(name: u32, me: Rank, ledger: &Arc<Ledger>) -> Self {
+    pub(crate) fn new(name: u32, me: Rank) -> Self {
         Self {
             name,
             me,
@@ -143,7 +154,6 @@ impl Board {
             state: Mutex::default(),
             barriers: Ticks::default(),
             stirred: AtomicU64::new(0),
-            ledger: ledger.clone(),
         }
     }
 
@@ -201,24 +211,18 @@ impl Board {
         true
     }
 
-    pub(crate) fn pin(&self, note: Note) -> Result<(), String> {
+    /// Adds a note.
+    pub(crate) fn pin(&self, note: Note) {
         let mut state = self.lock();
         if note.number < state.begun
             && !state.active.iter().any(|active| active.number == note.number)
         {
             // The note reports the failure of an operation that has ended here.
-            return Ok(());
-        }
-        if !self.ledger.add(note.from) {
-            return Err(format!(
-                "it is more than {NOTES} notes ahead, here in group {}",
-                self.name
-            ));
+            return;
         }
         state.notes.push(note);
         drop(state);
         self.wake();
-        Ok(())
     }
 
     pub(crate) fn wake(&self) {
@@ -279,11 +283,7 @@ impl Board {
             return Some(note);
         }
         match state.notes.iter().position(|note| note.number == number && is_meant(note)) {
-            Some(at) => {
-                let note = state.notes.swap_remove(at);
-                self.ledger.sub(note.from);
-                Some(note)
-            }
+            Some(at) => Some(state.notes.swap_remove(at)),
             None => {
                 if let Some(active) = state.active.iter_mut().find(|active| active.number == number)
                 {
@@ -310,9 +310,7 @@ impl Board {
     /// Ends an operation: further and late notes on it are dropped.
     pub(crate) fn forget(&self, number: u64) {
         let mut state = self.lock();
-        for note in state.notes.extract_if(.., |note| note.number == number) {
-            self.ledger.sub(note.from);
-        }
+        state.notes.retain(|note| note.number != number);
         state.active.retain(|active| active.number != number);
     }
 
@@ -358,7 +356,7 @@ mod tests {
         group.found(Members::Some([Rank(0), Rank(1)].into()));
         let meaning = Meaning { hash: group.hash(), count: 2, what: What::Failed, root: Rank(1) };
         let note = Note { from: Rank(1), number: 0, step: u32::MAX, meaning, word: 0 };
-        boards.pin(7, note).unwrap();
+        boards.pin(7, note);
         assert_eq!(boards.unclaimed(Rank(1), 0), None);
         let comes = Note {
             number: 1,
@@ -366,7 +364,7 @@ mod tests {
             meaning: Meaning { what: What::Allgather, ..meaning },
             ..note
         };
-        boards.pin(7, comes).unwrap();
+        boards.pin(7, comes);
         assert_eq!(boards.unclaimed(Rank(1), 0), Some((7, comes)));
     }
 

@@ -1,4 +1,4 @@
-//! The boards on which members of groups leave notes for each other, with limits on the notes.
+//! The boards on which members of groups leave notes for each other.
 
 mod board;
 mod members;
@@ -9,24 +9,18 @@ pub(crate) use members::Members;
 use crate::names::{Rank, Tag};
 use crate::op::{Ended, Ending, Holder, PendingOp};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Groups that a rank can have.
 pub(crate) const GROUPS: usize = 1 << 16;
-/// Groups that this rank has not made yet, and that one other rank may announce.
-const UNMADE: usize = 1 << 14;
-/// Notes of one rank that may lie on all boards together: honest members are never so far ahead.
-pub(crate) const NOTES: usize = 1 << 18;
 
 /// A runtime's boards, by the names of their groups.
 pub(crate) struct Boards {
     me: Rank,
     world: Arc<Board>,
     others: Mutex<Others>,
-    notes: Arc<Ledger>,
-    unmade: Ledger,
     /// Numbers for groups of the library that this rank has offered.
     tickets: AtomicU32,
 }
@@ -34,50 +28,16 @@ pub(crate) struct Boards {
 #[derive(Default)]
 struct Others {
     boards: HashMap<u32, Arc<Board>>,
-    /// Groups that this rank has not made, with the first rank that sent a note for each.
-    unmade: HashMap<u32, Rank>,
-}
-
-/// A count for each rank, with a limit.
-pub(crate) struct Ledger {
-    limit: usize,
-    counts: Mutex<HashMap<Rank, usize>>,
-}
-
-impl Ledger {
-    fn up_to(limit: usize) -> Self {
-        Self { limit, counts: Mutex::default() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Rank, usize>> {
-        self.counts.lock()
-    }
-
-    /// Adds one. Returns `false` at the limit.
-    pub(crate) fn add(&self, of: Rank) -> bool {
-        let mut counts = self.lock();
-        let count = counts.entry(of).or_default();
-        let may_be = *count < self.limit;
-        *count += usize::from(may_be);
-        may_be
-    }
-
-    /// Removes one.
-    pub(crate) fn sub(&self, of: Rank) {
-        if let Some(count) = self.lock().get_mut(&of) {
-            *count -= 1;
-        }
-    }
+    /// Groups that this rank has not made, and for which a note has come.
+    unmade: HashSet<u32>,
 }
 
 impl Boards {
     pub(crate) fn new(me: Rank, ranks: u32) -> Self {
-        let notes = Arc::new(Ledger::up_to(NOTES));
-        let world = Board::new(0, me, &notes);
+        let world = Board::new(0, me);
         world.found(Members::All(ranks));
-        let unmade = Ledger::up_to(UNMADE);
         let (others, tickets) = (Mutex::default(), AtomicU32::new(0));
-        Self { me, world: Arc::new(world), others, notes, unmade, tickets }
+        Self { me, world: Arc::new(world), others, tickets }
     }
 
     /// Returns a fresh number, or `None` if there are none left.
@@ -100,46 +60,37 @@ impl Boards {
     }
 
     fn empty(&self, name: u32) -> Arc<Board> {
-        Arc::new(Board::new(name, self.me, &self.notes))
+        Arc::new(Board::new(name, self.me))
     }
 
     /// Returns the board of a group that this rank makes, or `None` if there are too many.
     pub(crate) fn make(&self, name: u32) -> Option<Arc<Board>> {
         let mut others = self.lock();
         let Others { boards, unmade } = &mut *others;
-        let is_made = boards.contains_key(&name) && !unmade.contains_key(&name);
+        let is_made = boards.contains_key(&name) && !unmade.contains(&name);
         if !is_made && boards.len() - unmade.len() >= GROUPS {
             return None;
         }
-        if let Some(first) = unmade.remove(&name) {
-            self.unmade.sub(first);
-        }
+        unmade.remove(&name);
         Some(boards.entry(name).or_insert_with(|| self.empty(name)).clone())
     }
 
     /// Returns the board of a group that another rank has sent a note for.
-    fn heard_of(&self, name: u32, from: Rank) -> Result<Arc<Board>, String> {
+    fn heard_of(&self, name: u32) -> Arc<Board> {
         let mut others = self.lock();
-        if let Some(board) = others.boards.get(&name) {
-            return Ok(board.clone());
-        }
-        if !self.unmade.add(from) {
-            return Err(format!("it tells of more than {UNMADE} groups that there are not here"));
-        }
-        others.unmade.insert(name, from);
-        let board = self.empty(name);
-        others.boards.insert(name, board.clone());
-        Ok(board)
+        let Others { boards, unmade } = &mut *others;
+        let fresh = || {
+            unmade.insert(name);
+            self.empty(name)
+        };
+        boards.entry(name).or_insert_with(fresh).clone()
     }
 
     /// Adds a note.
-    ///
-    /// # Errors
-    /// Its sender is too far ahead.
-    pub(crate) fn pin(&self, name: u32, note: Note) -> Result<(), String> {
+    pub(crate) fn pin(&self, name: u32, note: Note) {
         match name {
             0 => self.world.pin(note),
-            _ => self.heard_of(name, note.from)?.pin(note),
+            _ => self.heard_of(name).pin(note),
         }
     }
 

@@ -54,7 +54,7 @@ impl Arrivals {
         })
     }
 
-    /// Readable while a sleeping `get` should look again.
+    /// Returns the eventfd that is readable while a sleeping `get` should look again.
     pub(super) fn for_gets(&self) -> BorrowedFd<'_> {
         self.for_gets.0.as_fd()
     }

@@ -15,7 +15,7 @@ use rustix::process::{Pid, getpid};
 
 use super::arrivals::Arrivals;
 use super::error::{BootstrapError, Departure};
-use super::protocol::{Frame, MAX_FRAME, check_key, check_total, check_value};
+use super::protocol::{Frame, MAX_FRAME, check_key, check_value};
 
 /// A connection that carries frames.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Wire {
         }
     }
 
-    /// Bytes that wait for room.
+    /// Returns the number of bytes that wait for room.
     pub(super) fn unsent(&self) -> usize {
         match self {
             Self::Packets(_, outbox) => outbox.iter().map(Vec::len).sum(),
@@ -109,7 +109,6 @@ struct Connection {
     wire: Wire,
     /// The socket is watched for room.
     wants_room: bool,
-    bytes_put: usize,
     fences: u64,
     has_finished: bool,
     has_ended: bool,
@@ -135,7 +134,6 @@ impl Client {
             arrivals,
             wire,
             wants_room: false,
-            bytes_put: 0,
             fences: 0,
             has_finished: false,
             has_ended: false,
@@ -216,9 +214,6 @@ impl Client {
         check_key(key)?;
         check_value(value)?;
         let mut connection = self.connection()?;
-        let total = connection.bytes_put + key.len() + value.len();
-        check_total(total)?;
-        connection.bytes_put = total;
         self.send(&mut connection, &Frame::Put { key: key.into(), value: value.into() })
     }
 
@@ -290,7 +285,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The other end has hung up.
+    /// Notes that the other end has hung up.
     fn ended(&mut self, host: &Host) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;

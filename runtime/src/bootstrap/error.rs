@@ -279,7 +279,7 @@ pub enum BootstrapError {
 }
 
 impl BootstrapError {
-    /// The system refused the named step.
+    /// Returns the error of a step that the system refused.
     pub(super) fn os(doing: &'static str, errno: Errno) -> Self {
         Self::Os { doing, source: errno.into() }
     }

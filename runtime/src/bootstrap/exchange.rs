@@ -12,6 +12,8 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use carrack_transports::net::interfaces;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::MAX_JOB;
 use super::error::BootstrapError;
@@ -111,10 +113,7 @@ fn open(size: u32, settings: &Settings) -> Result<(TcpListener, Card), Bootstrap
     let only = settings.of_transports().tcp().tcp_interface();
     let found = interfaces::reachable(only).map_err(looking)?;
     let addresses = found.into_iter().map(|at| at.address).take(Card::MOST_ADDRESSES).collect();
-    let mut secret = [[0; 16]; 2];
-    for half in &mut secret {
-        *half = *JobId::random()?.as_bytes();
-    }
+    let secret = [*JobId::random()?.as_bytes(), *JobId::random()?.as_bytes()];
     Ok((listener, Card { size, port, secret, addresses }))
 }
 
@@ -127,20 +126,28 @@ struct Card {
     addresses: Vec<IpAddr>,
 }
 
+/// The first bytes of a card. Addresses follow, each as an IPv6 address.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct CardHead {
+    head: [u8; 15],
+    size: U32,
+    port: U16,
+    secret: [[u8; 16]; 2],
+}
+
 impl Card {
     /// Begins a card, and names the version of its layout.
-    const HEAD: &[u8] = b"carrack card 1\n";
+    const HEAD: &[u8; 15] = b"carrack card 1\n";
     /// Begins the words of a rank 0 that has no card.
     const REFUSAL: &[u8] = b"carrack none 1\n";
     const MOST_ADDRESSES: usize = 64;
 
-    /// Head, size, port, secret, and each address as an IPv6 address; integers little-endian.
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Self::HEAD.to_vec();
-        bytes.extend(self.size.to_le_bytes());
-        bytes.extend(self.port.to_le_bytes());
-        bytes.extend(self.secret.as_flattened());
-        for address in &self.addresses {
+        let Self { size, port, secret, addresses } = self;
+        let (head, size, port) = (*Self::HEAD, (*size).into(), (*port).into());
+        let mut bytes = CardHead { head, size, port, secret: *secret }.as_bytes().to_vec();
+        for address in addresses {
             bytes.extend(match address {
                 IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
                 IpAddr::V6(address) => address.octets(),
@@ -157,23 +164,21 @@ impl Card {
         if let Some(why) = bytes.strip_prefix(Self::REFUSAL) {
             return Err(format!("rank 0 has failed: {}", String::from_utf8_lossy(why)));
         }
-        let parts = bytes.strip_prefix(Self::HEAD).and_then(|rest| {
-            let (size, rest) = rest.split_first_chunk()?;
-            let (port, rest) = rest.split_first_chunk()?;
-            let (chunks, more) = rest.as_chunks::<16>();
-            let (secret, addresses) = chunks.split_first_chunk()?;
-            (more.is_empty() && !addresses.is_empty()).then_some((size, port, secret, addresses))
+        let parts = CardHead::ref_from_prefix(bytes).ok().and_then(|(head, rest)| {
+            let (addresses, more) = rest.as_chunks::<16>();
+            let is_whole = head.head == *Self::HEAD && more.is_empty() && !addresses.is_empty();
+            is_whole.then_some((head, addresses))
         });
-        let Some((size, port, secret, addresses)) = parts else {
+        let Some((head, addresses)) = parts else {
             let why = "what rank 0 has shared is no card of this version of Carrack: build the \
                 programs of all ranks from the same version";
             return Err(why.into());
         };
         let address = |bytes: &[u8; 16]| IpAddr::from(*bytes).to_canonical();
         Ok(Self {
-            size: u32::from_le_bytes(*size),
-            port: u16::from_le_bytes(*port),
-            secret: *secret,
+            size: head.size.get(),
+            port: head.port.get(),
+            secret: head.secret,
             addresses: addresses.iter().take(Self::MOST_ADDRESSES).map(address).collect(),
         })
     }
@@ -203,7 +208,7 @@ mod tests {
         #[test]
         fn other_bytes_are_no_card(mut bytes: Vec<u8>, with_head: bool) {
             if with_head {
-                bytes = [Card::HEAD, &bytes].concat();
+                bytes = [&Card::HEAD[..], &bytes].concat();
             }
             if let Ok(card) = Card::decode(&bytes) {
                 prop_assert!(!card.addresses.is_empty());

@@ -1,24 +1,24 @@
-//! Several ranks in one process.
+//! A job of one rank, or several ranks in one process.
 
 #![forbid(unsafe_code)]
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::Bootstrap;
 use super::error::{BootstrapError, Departure};
 use super::job::JobId;
-use super::protocol::check_key;
-use super::table::Table;
+use super::protocol::{check_key, check_value};
 
-/// One of several ranks that share a process and a table, for tests and for loopback.
+/// One of the ranks that share a process and a table: a job of one, or several for tests and for
+/// loopback.
 ///
 /// Its drop leaves the job: fences of other ranks fail from then on.
 #[derive(Debug)]
 pub struct InProcess {
     rank: u32,
-    /// Keys that this rank has put. The lock also serialises its fences.
-    bytes_put: Mutex<usize>,
     fence_turn: Mutex<()>,
     shared: Arc<Shared>,
 }
@@ -33,10 +33,17 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    table: Table,
+    table: HashMap<String, Vec<u8>>,
     fence_arrived: u32,
     fences_done: u64,
     gone: Vec<(u32, Departure)>,
+}
+
+impl Shared {
+    fn new(size: u32) -> Result<Self, BootstrapError> {
+        let (job, state, fence_moved) = (JobId::random()?, Mutex::default(), Condvar::new());
+        Ok(Self { job, size, state, fence_moved })
+    }
 }
 
 impl InProcess {
@@ -46,19 +53,19 @@ impl InProcess {
     ///
     /// [`BootstrapError::Os`] when the kernel has no random bytes for the job's identity.
     pub fn job(size: u32) -> Result<Vec<Self>, BootstrapError> {
-        let shared = Arc::new(Shared {
-            job: JobId::random()?,
-            size,
-            state: Mutex::default(),
-            fence_moved: Condvar::new(),
-        });
-        let rank = |rank| Self {
-            rank,
-            bytes_put: Mutex::new(0),
-            fence_turn: Mutex::new(()),
-            shared: Arc::clone(&shared),
-        };
+        let shared = Arc::new(Shared::new(size)?);
+        let rank = |rank| Self { rank, fence_turn: Mutex::default(), shared: Arc::clone(&shared) };
         Ok((0..size).map(rank).collect())
+    }
+
+    /// Returns rank 0 of a job of one: what a program started without a launcher gets.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`job`](Self::job).
+    pub fn alone() -> Result<Self, BootstrapError> {
+        let shared = Arc::new(Shared::new(1)?);
+        Ok(Self { rank: 0, fence_turn: Mutex::default(), shared })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -89,8 +96,15 @@ impl Bootstrap for InProcess {
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        let mut bytes_put = self.bytes_put.lock();
-        *bytes_put = self.state().table.put(*bytes_put, key, value)?;
+        check_key(key)?;
+        check_value(value)?;
+        match self.state().table.entry(key.to_owned()) {
+            Entry::Vacant(entry) => {
+                entry.insert(value.to_vec());
+            }
+            Entry::Occupied(entry) if entry.get() == value => {}
+            Entry::Occupied(_) => return Err(BootstrapError::AlreadyPut { key: key.to_owned() }),
+        }
         Ok(())
     }
 
@@ -98,7 +112,7 @@ impl Bootstrap for InProcess {
         check_key(key)?;
         let state = self.state();
         if let Some(value) = state.table.get(key) {
-            return Ok(Some(value));
+            return Ok(Some(value.clone()));
         }
         match state.gone.iter().find(|(_, how)| !how.is_orderly()) {
             Some(&(rank, how)) => Err(BootstrapError::RankGone { rank, how }),
@@ -147,6 +161,28 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn a_rank_alone_reads_what_it_wrote_and_never_waits() {
+        let alone = InProcess::alone().unwrap();
+        assert_eq!((alone.rank(), alone.size()), (0, 1));
+        assert_eq!(alone.get("a").unwrap(), None);
+        alone.put("a", b"1").unwrap();
+        alone.put("a", b"1").unwrap();
+        assert_eq!(alone.get("a").unwrap().unwrap(), b"1");
+        assert!(matches!(alone.put("a", b"2"), Err(BootstrapError::AlreadyPut { .. })));
+        alone.fence().unwrap();
+        alone.finish().unwrap();
+    }
+
+    #[test]
+    fn keys_and_values_have_bounds() {
+        let alone = InProcess::alone().unwrap();
+        let too_large = |result| matches!(result, Err(BootstrapError::TooLarge { .. }));
+        assert!(too_large(alone.put(&"k".repeat(257), b"")));
+        assert!(too_large(alone.put("k", &[0; 65537])));
+        alone.put(&"k".repeat(256), &[0; 65536]).unwrap();
+    }
 
     #[test]
     fn all_ranks_see_one_job_and_one_table() {

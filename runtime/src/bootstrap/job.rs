@@ -4,8 +4,7 @@
 
 use std::fmt;
 
-use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
+use carrack_transports::net::random;
 use sha2::{Digest, Sha256};
 
 use super::error::BootstrapError;
@@ -24,18 +23,8 @@ impl JobId {
     ///
     /// [`BootstrapError::Os`] when the kernel has none to give.
     pub fn random() -> Result<Self, BootstrapError> {
-        let mut bytes = [0; 16];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
-                Ok(count) => filled += count,
-                Err(Errno::INTR) => {}
-                Err(errno) => {
-                    return Err(BootstrapError::os("getting random bytes for the job id", errno));
-                }
-            }
-        }
-        Ok(Self(bytes))
+        let failed = |errno| BootstrapError::os("getting random bytes for the job id", errno);
+        random().map(Self).map_err(failed)
     }
 
     /// Returns the identity with these bytes, which the launcher sent.

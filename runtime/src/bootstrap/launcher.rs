@@ -30,7 +30,7 @@ pub struct FromLauncher {
 
 impl FromLauncher {
     /// Returns the bootstrap that the environment describes, or `None` when no launcher started
-    /// this process: then the job is [`Alone`](super::Alone).
+    /// this process: then it is a job of one.
     ///
     /// # Errors
     ///

@@ -5,9 +5,7 @@
 //!
 //! | module | idea |
 //! |---|---|
-//! | [`alone`] | a job of one: what a program started without a launcher gets |
-//! | [`in_process`] | many ranks in one process, for tests and loopback |
-//! | `table` | the table of those two |
+//! | [`in_process`] | a job of one, and many ranks in one process for tests and loopback |
 //! | [`launcher`] | the client of `carrack run`, over an inherited Unix socket |
 //! | `adopt` | makes the inherited descriptor number an owned socket |
 //! | `client` | a rank's side: one connection to a store |
@@ -26,9 +24,9 @@
 //! | [`error`] | what can go wrong, and what to do then |
 //!
 //! ```
-//! use carrack::bootstrap::{Alone, Bootstrap};
+//! use carrack::bootstrap::{Bootstrap, InProcess};
 //!
-//! let job = Alone::new()?;
+//! let job = InProcess::alone()?;
 //! job.put("address", b"here")?;
 //! assert_eq!(job.get("address")?.as_deref(), Some(&b"here"[..]));
 //! job.fence()?;
@@ -36,7 +34,6 @@
 //! ```
 
 mod adopt;
-pub mod alone;
 mod arrivals;
 mod client;
 pub mod error;
@@ -52,12 +49,10 @@ pub mod protocol;
 pub mod server;
 mod slurm;
 pub mod source;
-mod table;
 pub mod tcp;
 
 use std::os::fd::BorrowedFd;
 
-pub use alone::Alone;
 pub use error::{BootstrapError, Departure};
 pub use in_process::InProcess;
 pub use job::JobId;
@@ -100,10 +95,10 @@ pub trait Bootstrap: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::TooLarge`] for a key over 256 bytes, a value over 64 KiB, or more than 16
-    /// MiB in all from one rank; [`BootstrapError::AlreadyPut`] for a second, different value
-    /// (under a launcher a later call returns [`BootstrapError::Refused`]);
-    /// [`BootstrapError::LauncherGone`]; [`BootstrapError::StoreGone`].
+    /// [`BootstrapError::TooLarge`] for a key over 256 bytes or a value over 64 KiB;
+    /// [`BootstrapError::AlreadyPut`] for a second, different value (under a launcher a later call
+    /// returns [`BootstrapError::Refused`]); [`BootstrapError::LauncherGone`];
+    /// [`BootstrapError::StoreGone`].
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError>;
 
     /// Returns the value of a key, or `None` before it is known. Never waits.

@@ -19,6 +19,8 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use libloading::os::unix::Library;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
 
 use super::error::BootstrapError;
 use super::exchange::{self, Exchange, Seat};
@@ -32,9 +34,16 @@ use crate::settings::{BootstrapChoice, Settings};
 /// The bytes in which a card is shared: its length, and then the card.
 const ROOM: usize = 4096;
 
-/// The bytes by which a rank presents itself: its number, its count of ranks, 0 if it has failed,
-/// and its kernel's boot id, which zeros follow.
-const BLOCK: usize = 48;
+/// The bytes by which a rank presents itself.
+#[derive(Clone, Copy, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Block {
+    rank: U32,
+    /// Its count of ranks; 0 if it has failed.
+    count: U32,
+    /// The boot id of its kernel, which zeros follow.
+    node: [u8; 40],
+}
 
 /// A communicator of the MPI library that this process has loaded.
 ///
@@ -252,9 +261,10 @@ impl<H: Handle> Mpi<H> {
         let Seat { rank, size, .. } = self.seat;
         let node = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let mine = block(rank, if joins { size } else { 0 }, &node);
-        let mut all = vec![[0; BLOCK]; size as usize];
-        let (byte, comm, len) = (H::of(self.byte), H::of(self.comm), BLOCK as c_int);
-        let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
+        let mut all = vec![Block::new_zeroed(); size as usize];
+        let (byte, comm) = (H::of(self.byte), H::of(self.comm));
+        let len = size_of::<Block>() as c_int;
+        let (from, to) = ((&raw const mine).cast(), all.as_mut_ptr().cast());
         // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`; it has one group,
         // of `size` ranks, and there is room for a block of each.
         let code = unsafe { (self.allgather)(from, len, byte, to, len, byte, comm) };
@@ -312,22 +322,21 @@ impl<H: Handle> Exchange for Mpi<H> {
     fn end(&mut self) {}
 }
 
-fn block(rank: u32, size: u32, node: &[u8]) -> [u8; BLOCK] {
-    let words = [rank.to_le_bytes(), size.to_le_bytes()];
-    let mut bytes = words.as_flattened().iter().chain(node).copied();
-    std::array::from_fn(|_| bytes.next().unwrap_or(0))
+fn block(rank: u32, count: u32, node: &[u8]) -> Block {
+    let mut node = node.iter().copied();
+    let node = std::array::from_fn(|_| node.next().unwrap_or(0));
+    Block { rank: rank.into(), count: count.into(), node }
 }
 
 /// Returns the place of a rank on its node, or the reason why not all count the same ranks. If one
 /// rank gets a reason, all do.
-fn review(all: &[[u8; BLOCK]], rank: u32, node: &[u8]) -> Result<u32, String> {
+fn review(all: &[Block], rank: u32, node: &[u8]) -> Result<u32, String> {
     let size = all.len() as u32;
     let mut place = 0;
     for (at, theirs) in (0..).zip(all) {
         let expected = block(at, size, node);
-        if theirs[..8] != expected[..8] {
-            let word = |from: usize| theirs[from..].first_chunk().copied().unwrap_or_default();
-            let [other, count] = [0, 4].map(|from| u32::from_le_bytes(word(from)));
+        let (other, count) = (theirs.rank.get(), theirs.count.get());
+        if (other, count) != (at, size) {
             if count == 0 {
                 return Err(format!("rank {other} has failed: look for its own error"));
             }

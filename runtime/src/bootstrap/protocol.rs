@@ -31,12 +31,6 @@ pub const MAX_REASON: usize = 1024;
 /// The longest frame, in bytes: kind, two lengths, a key and a value.
 pub const MAX_FRAME: usize = 1 + 2 + MAX_KEY + 4 + MAX_VALUE;
 
-/// Total of one rank's puts in bytes of keys and values: 16 MiB.
-pub const MAX_PUT_PER_RANK: usize = 16 * 1024 * 1024;
-
-/// Absent keys that one rank may wait for.
-pub const MAX_WAITING_PER_RANK: usize = 64 * 1024;
-
 /// The buffer that both ends of the socket need, in bytes: two of the longest frames, rounded up.
 pub const SOCKET_BUFFER: usize = 256 * 1024;
 
@@ -110,53 +104,10 @@ pub enum Frame {
     },
 }
 
-/// An error of a frame's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum BadFrame {
-    /// It ends in the middle of a field.
-    #[error("it ends inside its {field}")]
-    Short {
-        /// The field.
-        field: &'static str,
-    },
-    /// Its kind is none of ours.
-    #[error("its kind is {kind}, which no frame has")]
-    Kind {
-        /// The kind found.
-        kind: u8,
-    },
-    /// A length exceeds its bound.
-    #[error("its {field} of {len} bytes exceeds the limit of {limit}")]
-    TooLong {
-        /// The field.
-        field: &'static str,
-        /// The length found.
-        len: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// A string is not UTF-8.
-    #[error("its {field} is not UTF-8")]
-    NotText {
-        /// The field.
-        field: &'static str,
-    },
-    /// A departure has no such code.
-    #[error("its departure has code {code} with {detail}, which none has")]
-    Departure {
-        /// The detail that came with the code.
-        detail: i32,
-        /// The code found.
-        code: u8,
-    },
-    /// Bytes follow the last field.
-    #[error("{extra} bytes follow its last field")]
-    Trailing {
-        /// Number of bytes.
-        extra: usize,
-    },
-}
+/// An error of a frame's bytes, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct BadFrame(String);
 
 const HELLO: u8 = 1;
 const PUT: u8 = 2;
@@ -169,7 +120,7 @@ const GONE: u8 = 8;
 const REFUSED: u8 = 9;
 
 impl Frame {
-    /// The frame as bytes.
+    /// Encodes the frame.
     ///
     /// Keys and values must have passed [`check_key`] and [`check_value`]; a longer one is cut,
     /// because the receiver would refuse it.
@@ -192,7 +143,7 @@ impl Frame {
         }
     }
 
-    /// The frame in these bytes.
+    /// Decodes a frame.
     ///
     /// # Errors
     ///
@@ -215,11 +166,11 @@ impl Frame {
             FINISHED => Self::Finished,
             GONE => Self::Gone { rank: reader.u32("rank")?, how: reader.departure()? },
             REFUSED => Self::Refused { why: reader.text("reason", MAX_REASON)? },
-            kind => return Err(BadFrame::Kind { kind }),
+            kind => return Err(BadFrame(format!("its kind is {kind}, which no frame has"))),
         };
         match reader.rest.len() {
             0 => Ok(frame),
-            extra => Err(BadFrame::Trailing { extra }),
+            extra => Err(BadFrame(format!("{extra} bytes follow its last field"))),
         }
     }
 
@@ -251,30 +202,33 @@ pub fn check_value(value: &[u8]) -> Result<(), BootstrapError> {
     check("a value", value.len(), MAX_VALUE)
 }
 
-/// Checks the total bytes of keys and values that a rank has put.
-///
-/// # Errors
-///
-/// [`BootstrapError::TooLarge`] over [`MAX_PUT_PER_RANK`] bytes.
-pub fn check_total(total: usize) -> Result<(), BootstrapError> {
-    check("everything that this rank has put,", total, MAX_PUT_PER_RANK)
-}
-
 fn check(what: &'static str, len: usize, limit: usize) -> Result<(), BootstrapError> {
     if len > limit { Err(BootstrapError::TooLarge { what, len, limit }) } else { Ok(()) }
 }
 
+/// Codes of departures with a detail.
+const EXITED: u8 = 1;
+const KILLED: u8 = 2;
+
+/// The other departures, by their codes.
+const DEPARTURES: [(u8, Departure); 7] = [
+    (0, Departure::Finished),
+    (3, Departure::Disconnected),
+    (4, Departure::Misbehaved),
+    (5, Departure::NeverCame),
+    (6, Departure::OtherSecret),
+    (7, Departure::CameTwice),
+    (8, Departure::OtherSize),
+];
+
 fn departure_code(how: Departure) -> (u8, i32) {
     match how {
-        Departure::Finished => (0, 0),
-        Departure::Exited(status) => (1, status),
-        Departure::Killed(signal) => (2, signal),
-        Departure::Disconnected => (3, 0),
-        Departure::Misbehaved => (4, 0),
-        Departure::NeverCame => (5, 0),
-        Departure::OtherSecret => (6, 0),
-        Departure::CameTwice => (7, 0),
-        Departure::OtherSize => (8, 0),
+        Departure::Exited(status) => (EXITED, status),
+        Departure::Killed(signal) => (KILLED, signal),
+        how => {
+            let code = DEPARTURES.iter().find(|(_, known)| *known == how);
+            (code.map_or(u8::MAX, |(code, _)| *code), 0)
+        }
     }
 }
 
@@ -299,8 +253,10 @@ impl Writer {
     }
 
     fn text(self, text: &str, limit: usize) -> Self {
-        // Both limits are far below 64 KiB, so the length always fits its two bytes.
-        let text = &text[..text.floor_char_boundary_at_most(limit)];
+        // `str::floor_char_boundary`, which the oldest supported Rust lacks. Both limits are far
+        // below 64 KiB, so the length always fits its two bytes.
+        let end = (0..=limit.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+        let text = &text[..end.unwrap_or(0)];
         let len = u16::try_from(text.len()).unwrap_or(u16::MAX);
         self.raw(&len.to_le_bytes()).raw(text.as_bytes())
     }
@@ -316,30 +272,19 @@ impl Writer {
     }
 }
 
-/// `str::floor_char_boundary`, which the oldest supported Rust lacks.
-trait FloorCharBoundary {
-    fn floor_char_boundary_at_most(&self, limit: usize) -> usize;
-}
-
-impl FloorCharBoundary for str {
-    fn floor_char_boundary_at_most(&self, limit: usize) -> usize {
-        (0..=limit.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0)
-    }
-}
-
 struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
     fn take(&mut self, len: usize, field: &'static str) -> Result<&'a [u8], BadFrame> {
-        let (head, rest) = self.rest.split_at_checked(len).ok_or(BadFrame::Short { field })?;
+        let (head, rest) = self.rest.split_at_checked(len).ok_or_else(|| short(field))?;
         self.rest = rest;
         Ok(head)
     }
 
     fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], BadFrame> {
-        let (head, rest) = self.rest.split_first_chunk().ok_or(BadFrame::Short { field })?;
+        let (head, rest) = self.rest.split_first_chunk().ok_or_else(|| short(field))?;
         self.rest = rest;
         Ok(*head)
     }
@@ -354,38 +299,42 @@ impl<'a> Reader<'a> {
 
     fn text(&mut self, field: &'static str, limit: usize) -> Result<String, BadFrame> {
         let len = usize::from(u16::from_le_bytes(self.array(field)?));
-        if len > limit {
-            return Err(BadFrame::TooLong { field, len, limit });
-        }
+        bounded(field, len, limit)?;
         let bytes = self.take(len, field)?;
-        let text = std::str::from_utf8(bytes).map_err(|_| BadFrame::NotText { field })?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|_| BadFrame(format!("its {field} is not UTF-8")))?;
         Ok(text.to_owned())
     }
 
     fn value(&mut self) -> Result<Vec<u8>, BadFrame> {
         let len = self.u32("value")? as usize;
-        if len > MAX_VALUE {
-            return Err(BadFrame::TooLong { field: "value", len, limit: MAX_VALUE });
-        }
+        bounded("value", len, MAX_VALUE)?;
         Ok(self.take(len, "value")?.to_vec())
     }
 
     fn departure(&mut self) -> Result<Departure, BadFrame> {
         let [code] = self.array("departure")?;
         let detail = i32::from_le_bytes(self.array("departure")?);
-        match (code, detail) {
-            (0, 0) => Ok(Departure::Finished),
-            (1, status) => Ok(Departure::Exited(status)),
-            (2, signal) => Ok(Departure::Killed(signal)),
-            (3, 0) => Ok(Departure::Disconnected),
-            (4, 0) => Ok(Departure::Misbehaved),
-            (5, 0) => Ok(Departure::NeverCame),
-            (6, 0) => Ok(Departure::OtherSecret),
-            (7, 0) => Ok(Departure::CameTwice),
-            (8, 0) => Ok(Departure::OtherSize),
-            _ => Err(BadFrame::Departure { code, detail }),
+        let plain = || DEPARTURES.iter().find(|(known, _)| (*known, 0) == (code, detail));
+        match (code, plain()) {
+            (EXITED, _) => Ok(Departure::Exited(detail)),
+            (KILLED, _) => Ok(Departure::Killed(detail)),
+            (_, Some((_, how))) => Ok(*how),
+            (_, None) => {
+                let why = format!("its departure has code {code} with {detail}, which none has");
+                Err(BadFrame(why))
+            }
         }
     }
+}
+
+fn short(field: &str) -> BadFrame {
+    BadFrame(format!("it ends inside its {field}"))
+}
+
+fn bounded(field: &str, len: usize, limit: usize) -> Result<(), BadFrame> {
+    let why = || format!("its {field} of {len} bytes exceeds the limit of {limit}");
+    if len > limit { Err(BadFrame(why())) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -481,14 +430,16 @@ mod tests {
         let mut bytes = Frame::Put { key: "k".into(), value: vec![] }.encode();
         bytes.truncate(bytes.len() - 4);
         bytes.extend(u32::MAX.to_le_bytes());
-        assert!(matches!(Frame::decode(&bytes), Err(BadFrame::TooLong { field: "value", .. })));
+        let why = Frame::decode(&bytes).unwrap_err().to_string();
+        assert!(why.starts_with("its value of 4294967295 bytes exceeds"), "{why}");
     }
 
     #[test]
     fn bytes_after_a_frame_are_refused() {
         let mut bytes = Frame::Finished.encode();
         bytes.push(0);
-        assert_eq!(Frame::decode(&bytes), Err(BadFrame::Trailing { extra: 1 }));
+        let why = Frame::decode(&bytes).unwrap_err().to_string();
+        assert_eq!(why, "1 bytes follow its last field");
     }
 
     #[test]

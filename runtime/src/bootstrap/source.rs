@@ -15,7 +15,7 @@ use super::error::BootstrapError;
 use super::launchers::{self, LAUNCHERS, Launcher};
 use super::protocol::{FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE};
 use super::tcp::variables::{RANK, RUN_ID, WORLD_SIZE};
-use super::{Alone, Bootstrap, FromEnvironment, FromLauncher, exchange, pmi, pmix, slurm};
+use super::{Bootstrap, FromEnvironment, FromLauncher, InProcess, exchange, pmi, pmix, slurm};
 use crate::settings::{BootstrapChoice, Settings};
 
 /// Variables by which a process is found to be a rank. Without them, and without those of
@@ -116,7 +116,7 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// Those of [`FromLauncher::from_env`], [`FromEnvironment::from_env`] and [`Alone::new`];
+    /// Those of [`FromLauncher::from_env`], [`FromEnvironment::from_env`], [`InProcess::alone`];
     /// [`BootstrapError::Exchange`] of the other launchers.
     pub fn join(self, settings: &Settings) -> Result<Box<dyn Bootstrap>, BootstrapError> {
         match self {
@@ -127,7 +127,7 @@ impl Source {
             Self::Slurm => {
                 boxed(Some(FromEnvironment::join(&slurm::invitation(variable, settings)?)?))
             }
-            Self::Alone => boxed(None::<Alone>),
+            Self::Alone => boxed(None::<InProcess>),
         }
     }
 }
@@ -136,7 +136,7 @@ impl Source {
 fn boxed<B: Bootstrap + 'static>(rank: Option<B>) -> Result<Box<dyn Bootstrap>, BootstrapError> {
     Ok(match rank {
         Some(rank) => Box::new(rank),
-        None => Box::new(Alone::new()?),
+        None => Box::new(InProcess::alone()?),
     })
 }
 

@@ -1,6 +1,5 @@
 //! Everything of a rank by which bytes come and go.
 
-use super::excess::WaitingOffers;
 use super::mapped::{Exposures, Unmapped};
 use super::port::{Device, Port};
 use super::words::Words;
@@ -32,7 +31,6 @@ pub(crate) struct Carrier {
     noting_off: Mutex<()>,
     /// Messages that wait for their receives.
     pub(crate) unexpected: Unexpected,
-    pub(crate) waiting_offers: WaitingOffers,
     pub(crate) absent: Absent,
     pub(crate) suspects: Suspects,
     pub(crate) boards: Boards,
@@ -66,7 +64,6 @@ impl Carrier {
             regions: Arc::new(Regions::new(chores)),
             noting_off: Mutex::new(()),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
-            waiting_offers: WaitingOffers::new(settings.offers()),
             absent: Absent::new(),
             suspects: Suspects::new(chores),
             boards: Boards::new(local.rank, local.size),

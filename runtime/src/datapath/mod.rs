@@ -14,12 +14,10 @@
 //! | `through` | copies within this process that the driver would do while the caller waits |
 //! | `packed` | small pieces of memory that only its owner reaches, many in one message |
 //! | `words` | atomic operations on words of GPU memory |
-//! | `excess` | a bound on the operations of a peer that breaks the rules |
 
 mod ahead;
 mod backlog;
 mod carrier;
-mod excess;
 mod import;
 mod in_flight;
 mod inflow;
@@ -125,17 +123,6 @@ impl Transfers {
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let is_meant = |name, kind| kind == Kind::Memory && name < before;
         self.table.count_of(peer, is_meant) > 0 || self.packed.has(peer, before)
-    }
-
-    /// Returns an upper bound of the operations that all peers have asked for.
-    pub(crate) fn asked_for_by_all(&self) -> usize {
-        self.table.count()
-    }
-
-    /// Returns the operations that a peer has asked for: its gets, its puts, and its messages to
-    /// completion objects. Lists of pieces have a count of their own, with a lower limit.
-    pub(crate) fn asked_for_by(&self, peer: Rank) -> usize {
-        self.table.count_of(peer, |_, kind| kind == Kind::Asked)
     }
 
     /// Lets progress look at a transfer.

@@ -45,10 +45,6 @@ pub(crate) const COUNT: usize = 1024;
 /// that both sides allocate.
 pub(crate) const AT_ONCE: usize = 32;
 
-/// Lists of a peer in flight here, at most. A peer may hear of the end of its lists before threads
-/// of this rank have released them.
-const OF_A_PEER: usize = 4 * AT_ONCE;
-
 /// Bytes of a place in a list.
 const PLACE: usize = 16;
 
@@ -118,8 +114,7 @@ pub(crate) fn copy_packed<'r>(
     together.map(|together| Moving::start_together(together, staging)).transpose()
 }
 
-/// Lists of pieces in flight, of this rank and of its peers. Flushes wait for those of this rank,
-/// and their number is limited.
+/// Lists of pieces of this rank in flight. Flushes wait for them, and their number is limited.
 pub(crate) struct Packed(Arc<Waiting<Vec<One>>>);
 
 impl Default for Packed {
@@ -131,8 +126,6 @@ impl Default for Packed {
 struct One {
     name: u64,
     peer: Rank,
-    /// `true` for a list of the peer.
-    is_asked: bool,
 }
 
 /// A guard: the list counts as in flight until this is dropped.
@@ -161,12 +154,11 @@ impl Drop for UnderWay {
 }
 
 impl Packed {
-    /// Adds a list, unless there are `most` with that peer from the same side.
+    /// Adds a list, unless there are `most` with that peer.
     fn note(&self, one: One, most: usize) -> Option<UnderWay> {
         let under_way = UnderWay(self.0.clone(), one.name);
         let mut all = self.0.lock();
-        let is_alike = |other: &&One| other.peer == one.peer && other.is_asked == one.is_asked;
-        if all.iter().filter(is_alike).count() >= most {
+        if all.iter().filter(|other| other.peer == one.peer).count() >= most {
             // Its drop takes the lock.
             drop(all);
             return None;
@@ -183,7 +175,7 @@ impl Packed {
 
     /// Returns `true` if a list of this rank to or from a peer's memory began before `name`.
     pub(super) fn has(&self, peer: Rank, before: u64) -> bool {
-        let is_meant = |one: &One| !one.is_asked && one.peer == peer && one.name < before;
+        let is_meant = |one: &One| one.peer == peer && one.name < before;
         !self.0.is_empty() && self.0.lock().iter().any(is_meant)
     }
 }
@@ -194,7 +186,7 @@ impl Transfers {
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
         // Lists that an engine copies are not offered yet.
         let most = AT_ONCE.min(self.limit);
-        self.packed.note(One { name: self.now(), peer, is_asked: false }, most)
+        self.packed.note(One { name: self.now(), peer }, most)
     }
 }
 
@@ -208,7 +200,6 @@ pub(crate) struct Asked {
     count: usize,
     /// The peer's name for the answer, if it gets them.
     wanted: Option<u64>,
-    under_way: Arc<UnderWay>,
 }
 
 impl Run<'_> {
@@ -225,14 +216,8 @@ impl Run<'_> {
         {
             return self.finish(from, tx, Verdict::Failed);
         }
-        let transfers = &self.device.transfers;
-        let one = One { name: transfers.now(), peer: from, is_asked: true };
-        let Some(under_way) = transfers.packed.note(one, OF_A_PEER) else {
-            let why = format!("it has {OF_A_PEER} lists of pieces on their way, and sends more");
-            return self.device.break_with(from, why);
-        };
         let buffer = Buffer::Region(Region::host(size).whole());
-        let asked = Asked { tx, region, count, wanted, under_way: Arc::new(under_way) };
+        let asked = Asked { tx, region, count, wanted };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let rts = Rts { size: size as u64, tx, addr, mapped: None };
         if let Some(ended) = self.device.accept(self.carrier, from, rts, target) {
@@ -272,8 +257,6 @@ impl Run<'_> {
         }
         let packed =
             if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
-        // Bytes that the peer has not taken count against its limit.
-        asked.under_way.with(&packed.0);
         let each = places.iter().map(|&(offset, len)| (region, offset, len));
         let begun =
             copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.carrier.staging);
@@ -368,15 +351,13 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_are_under_way_with_a_peer_and_each_counts_until_its_bytes_are_gone() {
+    fn lists_in_flight_to_a_peer_are_limited_and_each_counts_until_its_bytes_are_gone() {
         let packed = Packed::default();
-        let one = |name, peer, is_asked| One { name, peer: Rank(peer), is_asked };
+        let one = |name, peer| One { name, peer: Rank(peer) };
         let mut held: Vec<_> =
-            (0..3).map(|name| packed.note(one(name, 1, false), 3).map(Arc::new)).collect();
-        assert!(held.iter().all(Option::is_some) && packed.note(one(3, 1, false), 3).is_none());
-        assert!(
-            packed.note(one(4, 2, false), 3).is_some() && packed.note(one(5, 1, true), 3).is_some()
-        );
+            (0..3).map(|name| packed.note(one(name, 1), 3).map(Arc::new)).collect();
+        assert!(held.iter().all(Option::is_some) && packed.note(one(3, 1), 3).is_none());
+        assert!(packed.note(one(4, 2), 3).is_some());
         assert!(packed.has(Rank(1), 1) && !packed.has(Rank(1), 0) && !packed.has(Rank(2), 9));
         let bytes = Region::host(10);
         held[0].take().unwrap().with(&bytes);

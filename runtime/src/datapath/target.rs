@@ -41,11 +41,12 @@ impl Target {
 
     pub(super) fn kind(&self) -> Kind {
         match self {
-            Self::Receive { .. } | Self::Nowhere => Kind::Message,
             Self::Get { .. } => Kind::Memory,
-            Self::Am { .. } | Self::Put { .. } => Kind::Asked,
-            // Pieces have a count of their own.
-            Self::Pieces { .. } => Kind::Message,
+            Self::Receive { .. }
+            | Self::Nowhere
+            | Self::Am { .. }
+            | Self::Put { .. }
+            | Self::Pieces { .. } => Kind::Message,
         }
     }
 

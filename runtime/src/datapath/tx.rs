@@ -128,9 +128,8 @@ impl TxOp {
 
     pub(super) fn kind(&self) -> Kind {
         match self.tx.duty() {
-            Duty::Message => Kind::Message,
             Duty::Memory => Kind::Memory,
-            Duty::Answer => Kind::Asked,
+            Duty::Message | Duty::Answer => Kind::Message,
         }
     }
 

@@ -92,19 +92,6 @@ impl Words {
         self.0.set_count(state.all.len());
     }
 
-    /// Returns the unfinished operations of a peer.
-    pub(crate) fn asked_for_by(&self, peer: Rank) -> usize {
-        if self.is_empty() {
-            return 0;
-        }
-        let of = |word: &Word| {
-            let waiting = word.waiting.iter().filter(|asked| asked.from == peer).count();
-            let Some(Round::Going(.., found)) = &word.round else { return waiting };
-            waiting + found.iter().filter(|(asked, _)| asked.from == peer).count()
-        };
-        self.0.lock().all.values().map(of).sum()
-    }
-
     /// Returns `true` if there is no request.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -298,7 +285,6 @@ mod tests {
         }
         words.ask(word(0), asked(10, Change::Swap { expected: 50, new: 7 }));
         words.ask(word(0), asked(11, Change::Swap { expected: 50, new: 8 }));
-        assert_eq!((words.asked_for_by(Rank(1)), words.asked_for_by(Rank(2))), (12, 0));
         let mut answers = Vec::new();
         while !words.is_empty() {
             answers.extend(words.step(&staging));
@@ -329,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_fails_fails_those_who_asked_and_nobody_after_them() {
+    fn an_engine_that_fails_fails_its_askers_and_none_after_them() {
         use carrack_simulators::gpu::{FailAt, Which};
         let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
         let region = driver.gpu(0).unwrap().allocate(8, Flavour::Plain).unwrap();

@@ -41,12 +41,10 @@ pub(crate) trait Entry: Sized {
 /// The facts by which operations are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// A message of this rank, sent or received.
+    /// A message, or an operation that the peer has asked for.
     Message,
     /// An operation of this rank on the peer's memory: flushes wait for it.
     Memory,
-    /// An operation that the peer has asked for.
-    Asked,
     /// A flush.
     Flush,
 }

@@ -15,7 +15,7 @@ use carrack_transports::contract::{
 use carrack_transports::sync::hurdles::{Flag, Hurdles};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The route from a device to one peer. Made when the peer is first used; a silent peer costs an
@@ -37,8 +37,6 @@ pub(crate) struct Route {
     hold: Mutex<Tx>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
-    /// The number of requests of the peer.
-    asked: AtomicU32,
     /// The transport over which one rank reaches words of the other rank whose coherence owner is a
     /// NIC.
     words_over: OnceLock<&'static str>,
@@ -144,7 +142,6 @@ impl Route {
             hurdles: Hurdles::default(),
             hold: Mutex::default(),
             takes_no_notifications: AtomicBool::new(false),
-            asked: AtomicU32::new(0),
             words_over: OnceLock::new(),
             to_words: OnceLock::new(),
             has_told: AtomicBool::new(false),
@@ -244,11 +241,6 @@ impl Route {
     /// Returns the number of operations in the backlog.
     pub(crate) fn waiting(&self) -> usize {
         self.hurdles.count()
-    }
-
-    /// Counts a request of the peer, and returns the count.
-    pub(crate) fn asks(&self) -> u32 {
-        self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {

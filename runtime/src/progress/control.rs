@@ -48,9 +48,7 @@ impl Pass<'_> {
             Message::Note { group, number } => {
                 let note = Note::decode(from, number, small(&payload))
                     .ok_or("it tells a group nothing that makes sense")?;
-                if let Err(why) = self.inner.boards.pin(group, note) {
-                    self.device.break_with(from, why);
-                }
+                self.inner.boards.pin(group, note);
                 Ok(())
             }
             Message::Control => {
@@ -62,9 +60,6 @@ impl Pass<'_> {
     }
 
     fn control(&mut self, from: Rank, control: Control, comps: &Snapshot) -> Result<(), String> {
-        if control.is_request() && !self.inner.takes_request(self.device, from) {
-            return Ok(());
-        }
         match control {
             Control::Cts { tx: name, .. }
             | Control::CtsWrite { tx: name, .. }
@@ -231,9 +226,6 @@ impl Pass<'_> {
         rts: Rts,
         comps: &Snapshot,
     ) {
-        if !self.inner.takes_request(self.device, from) {
-            return;
-        }
         let Some(comp) = comps.get(name) else {
             // The sender has done its part, as with a small message.
             self.finish(from, rts.tx, Verdict::Done);

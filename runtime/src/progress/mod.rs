@@ -434,18 +434,13 @@ impl Pass<'_> {
         else {
             return Found::Nonsense;
         };
-        if !self.inner.takes_offer(self.device, from) {
-            return Found::Kept;
-        }
         let taken = |(), receive: &mut Receive| {
             let message =
                 Unexpected { from, tag, content: Content::Offered(rts, self.device.index) };
             found(met, Meeting::Pair(message, receive.take()))
         };
         engine
-            .arrive(policy, from, tag, (), taken, |()| {
-                self.inner.keep_offer(self.device, from, rts)
-            })
+            .arrive(policy, from, tag, (), taken, |()| Content::Offered(rts, self.device.index))
             .unwrap_or(Found::Kept)
     }
 

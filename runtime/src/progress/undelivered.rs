@@ -190,11 +190,8 @@ impl Pass<'_> {
         if !is_held && !self.device.undelivered.is_waited_for(comp) {
             return false;
         }
-        if self.inner.takes_offer(self.device, from) {
-            self.inner.waiting_offers.add(from);
-            let what = Delivery::Rts { from, tag, rts };
-            self.add_undelivered(Entry { comp: comp.clone(), what }, None);
-        }
+        let what = Delivery::Rts { from, tag, rts };
+        self.add_undelivered(Entry { comp: comp.clone(), what }, None);
         true
     }
 
@@ -256,7 +253,6 @@ impl Pass<'_> {
                 self.inner.unexpected.release_delivery(kept);
             }
             if let Delivery::Rts { from, rts, .. } = &entry.what {
-                self.inner.waiting_offers.sub(*from);
                 // The sender has done its part, as with a message that was sent whole.
                 self.finish(*from, rts.tx, Verdict::Done);
             }
@@ -286,7 +282,6 @@ impl Pass<'_> {
                 return Some((Entry { comp, what }, Obstacle::UnderWay));
             }
             Delivery::Rts { from, tag, rts } => {
-                self.inner.waiting_offers.sub(from);
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
                 self.fetch_am(&comp, target, (from, tag), rts);

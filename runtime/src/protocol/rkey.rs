@@ -11,6 +11,8 @@
 
 use crate::names::Rank;
 use carrack_transports::contract::WireKey;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const OF_THE_JOB: &str = "#";
 const OF_THE_WORDS: &str = "";
@@ -61,14 +63,23 @@ pub(crate) struct Key {
     pub(crate) nic: Option<String>,
 }
 
+/// The first bytes of a key.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    owner: U32,
+    number: U64,
+    offset: U64,
+    len: U64,
+}
+
 impl Key {
     /// Encodes it, for a part of the region.
-    pub(crate) fn encode(&self, part: Part) -> Vec<u8> {
+    pub(crate) fn encode(&self, Part { offset, len }: Part) -> Vec<u8> {
+        let (owner, number) = (self.owner.0.into(), self.number.into());
         let mut bytes = Vec::with_capacity(64);
-        bytes.extend(self.owner.0.to_le_bytes());
-        for word in [self.number, part.offset, part.len] {
-            bytes.extend(word.to_le_bytes());
-        }
+        let head = Head { owner, number, offset: offset.into(), len: len.into() };
+        bytes.extend(head.as_bytes());
         let job = self.job.map(u64::to_le_bytes);
         let job = job.iter().map(|tag| (OF_THE_JOB, &tag[..]));
         let nic = self.nic.iter().map(|transport| (OF_THE_WORDS, transport.as_bytes()));
@@ -85,13 +96,8 @@ impl Key {
 
     /// Decodes the bytes of another rank, with the part that they name.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, Part)> {
-        let (owner, mut rest) = bytes.split_first_chunk::<4>()?;
-        let mut word = || -> Option<u64> {
-            let (word, left) = rest.split_first_chunk::<8>()?;
-            rest = left;
-            Some(u64::from_le_bytes(*word))
-        };
-        let (number, offset, len) = (word()?, word()?, word()?);
+        let (head, mut rest) = Head::ref_from_prefix(bytes).ok()?;
+        let (number, offset, len) = (head.number.get(), head.offset.get(), head.len.get());
         offset.checked_add(len)?;
         let (mut keys, mut nic, mut job) = (Vec::new(), None, None);
         while !rest.is_empty() {
@@ -109,7 +115,7 @@ impl Key {
                 _ => keys.push((transport, WireKey(key))),
             }
         }
-        let owner = Rank(u32::from_le_bytes(*owner));
+        let owner = Rank(head.owner.get());
         Some((Self { job, owner, number, keys, nic }, Part { offset, len }))
     }
 

@@ -203,14 +203,6 @@ impl Control {
     pub(crate) fn is_hold(header: Header) -> bool {
         header.0[0] == HOLD
     }
-
-    /// Returns `true` if the receiver has to act on a request in it.
-    pub(crate) fn is_request(self) -> bool {
-        matches!(
-            self,
-            Self::RtsPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. }
-        )
-    }
 }
 
 /// The payload of an RTS.

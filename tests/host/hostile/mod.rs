@@ -4,7 +4,6 @@
 
 #![expect(unsafe_code, reason = "the ends of a ring are made by unsafe functions")]
 
-mod greed;
 mod receivers;
 mod runtime;
 mod users;
@@ -45,6 +44,7 @@ const INLINE: u8 = 1;
 const FIN: u64 = 14;
 const GRANT: u64 = 11;
 const WRITTEN: u64 = 12;
+const PIECES: u64 = 19;
 const CHUNK: u8 = 2;
 
 fn device(me: u32) -> Arc<dyn Device> {

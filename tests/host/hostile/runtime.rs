@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "the ends of a ring are made by unsafe functions")]
 
 use super::*;
+use carrack::PeerState;
+use carrack::buffer::Region;
 
 /// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 an attacker who knows
 /// the secret.
@@ -138,4 +140,37 @@ fn a_message_longer_than_any_packet_here_does_not_stop_the_device() {
         sink.take().iter().any(|status| status.rank == Rank(2) && status.bytes() == Some(b"honest"))
     });
     assert!(came, "one peer's message stops those of all others: {:?}", job.ranks[0].progress());
+}
+
+#[test]
+fn lists_of_pieces_that_make_no_sense_cost_nothing() {
+    let _watchdog = Watchdog::over("pieces");
+    let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
+    let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
+    let rmr = mr.remote_key().to_bytes();
+    let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
+    // No list, one longer than any, more bytes than any has, fewer than the list, and bytes next
+    // to the requested ones.
+    for (landing, count, size) in [
+        (0, 0, 0),
+        (0, 0, 16),
+        (0, 1025, 1025 * 16),
+        (0, u64::MAX, 16),
+        (0, 1 << 60, 1 << 63),
+        (0, 1, 16 + (64 << 10) + 1),
+        (0, 1, u64::MAX),
+        (0, 2, 31),
+        (7, 2, 33),
+    ] {
+        for token in 0..1000 {
+            let words = [token, region, count, size, 0].map(u64::to_le_bytes);
+            job.push(INLINE, [PIECES, landing], words.as_flattened());
+        }
+        let state = || job.ranks[0].peer_state(Rank(1));
+        assert!(!happens(&job.ranks, Duration::from_millis(2), || state() != PeerState::Up));
+        // Only the answers, which the attacker does not take.
+        let is_coming =
+            job.ranks[0].pending().operations.iter().any(|op| op.what.contains("on its way here"));
+        assert!(!is_coming, "{count} pieces, {size} B");
+    }
 }

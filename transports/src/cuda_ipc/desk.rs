@@ -18,7 +18,6 @@ use crate::net::proof::{Claim, Key, Role, Unproven};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -57,8 +56,7 @@ pub(super) struct Desk {
 impl Desk {
     pub(super) fn open() -> Result<Self, MapError> {
         let failed = |error| MapError::of("no socket to hand descriptors out", error);
-        let mut address: Address = [0; 24];
-        getrandom(&mut address, GetRandomFlags::empty()).map_err(failed)?;
+        let address: Address = crate::net::random().map_err(failed)?;
         let listener = Listener::bind(&name(&address)).map_err(failed)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let (wares, stop) = (Arc::<Wares>::default(), Arc::new(stop));

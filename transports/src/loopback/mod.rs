@@ -179,12 +179,10 @@ fn directory() -> MutexGuard<'static, HashMap<u64, Weak<Inbox>>> {
 fn this_process() -> [u8; 16] {
     static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
     *TOKEN.get_or_init(|| {
-        let mut token = [0; 16];
-        if rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()).is_err() {
+        crate::net::random().unwrap_or_else(|_| {
             let pid = u128::from(std::process::id());
-            token = (pid << 64 | u128::from(crate::clock::ticks())).to_ne_bytes();
-        }
-        token
+            (pid << 64 | u128::from(crate::clock::ticks())).to_ne_bytes()
+        })
     })
 }
 

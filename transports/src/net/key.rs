@@ -10,14 +10,6 @@ impl DeviceKey {
     /// # Errors
     /// The kernel's, if it has no random numbers.
     pub fn fresh() -> rustix::io::Result<Self> {
-        let mut bytes = [0; 16];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += rustix::rand::getrandom(
-                &mut bytes[filled..],
-                rustix::rand::GetRandomFlags::empty(),
-            )?;
-        }
-        Ok(Self(bytes))
+        super::random().map(Self)
     }
 }

@@ -27,7 +27,20 @@ pub mod pending;
 pub mod proof;
 pub mod streams;
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Returns random bytes of the kernel.
+///
+/// # Errors
+/// The kernel's, if it has none.
+pub fn random<const N: usize>() -> rustix::io::Result<[u8; N]> {
+    let (mut bytes, mut filled) = ([0; N], 0);
+    while filled < N {
+        filled += retry_on_intr(|| getrandom(&mut bytes[filled..], GetRandomFlags::empty()))?;
+    }
+    Ok(bytes)
+}
 
 /// Returns `true` if a call failed because something is short for now: descriptors, memory, or room
 /// in a queue. The same call can succeed later, and its failure says nothing about a peer.

@@ -14,7 +14,6 @@
 use super::header::{BYE, OPENING, PROOF, Protocol, REFUSAL, words};
 use hmac::{Hmac, KeyInit, Mac};
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 use std::fmt;
 use zerocopy::little_endian::{U32, U64};
@@ -149,7 +148,7 @@ impl Handshake {
     /// # Errors
     /// The kernel has no random bytes.
     pub fn new(role: Role, protocol: Protocol, key: Key, claim: Claim) -> Result<Self, Errno> {
-        let mine = Opening { nonce: fresh()?, claim };
+        let mine = Opening { nonce: super::random()?, claim };
         Ok(Self { protocol, key, role, mine, theirs: None })
     }
 
@@ -272,19 +271,6 @@ fn role_number(role: Role) -> u32 {
 
 fn seal_number(role: Role) -> U32 {
     (role_number(role) + 2).into()
-}
-
-fn fresh() -> Result<Nonce, Errno> {
-    let mut nonce = [0; 32];
-    let mut filled = 0;
-    while filled < nonce.len() {
-        match getrandom(&mut nonce[filled..], GetRandomFlags::empty()) {
-            Ok(some) => filled += some,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(nonce)
 }
 
 #[cfg(test)]

@@ -155,11 +155,10 @@ pub struct Address {
 impl Address {
     /// Makes an address that no other device has.
     pub fn fresh(place: Place, identity: &Identity) -> Self {
-        let mut random = [0; 8];
         // Needs to be unique only: the secret admits a peer.
-        if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
-            random = (&raw const random as u64 ^ u64::from(std::process::id())).to_ne_bytes();
-        }
+        let random = crate::net::random().unwrap_or_else(|_| {
+            (&raw const place as u64 ^ u64::from(std::process::id())).to_ne_bytes()
+        });
         let name = format!(
             "carrack-{}-{}-{:016x}",
             std::process::id(),

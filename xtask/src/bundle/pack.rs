@@ -1,7 +1,7 @@
 //! The archive of a bundle's programs. Each of them carries the same runtime, which one dictionary
 //! for all of them keeps only once: a tenth of their size is left.
 //!
-//! What unpacks it is `cli/src/selftest/archive.rs`, whose tests, and `tests/cli/cli_selftest.rs`,
+//! What unpacks it is `cli/src/selftest/unpacked.rs`, whose tests, and `tests/cli/cli_selftest.rs`,
 //! pack by this very file.
 
 use std::fs::File;

@@ -66,7 +66,7 @@ impl Measured {
         self.entries.iter().find(|entry| entry.role == role)
     }
 
-    /// The peer with the better median, if any has one.
+    /// Returns the peer with the better median, if any has one.
     pub(super) fn better_peer(&self) -> Option<&Entry> {
         let peers = self.entries.iter().filter(|entry| entry.role == Role::Peer);
         let medians = peers.filter_map(|entry| Some((entry.median()?, entry)));
@@ -80,18 +80,18 @@ impl Entry {
         Self { side, role, test: None, setting: None, figures: Vec::new(), out: None }
     }
 
-    /// Of the rounds' values.
+    /// Returns the median of the rounds' values.
     pub(super) fn median(&self) -> Option<f64> {
         median(self.figures.iter().map(|figure| figure.value))
     }
 
-    /// Of the rounds' averages.
+    /// Returns the median of the rounds' averages.
     pub(super) fn average(&self) -> Option<f64> {
         median(self.figures.iter().filter_map(|figure| figure.average))
     }
 }
 
-/// The middle of the values, or the mean of the two in the middle; nothing of none.
+/// Returns the middle of the values, or the mean of the two in the middle; `None` of none.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);

@@ -64,15 +64,15 @@ use yardstick::Yardstick;
 #[command(after_help = "\
 Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests
 latency, bandwidth and rate. A size is in bytes; of a barrier it is the number of ranks. With
-@THREADS each rank has so many threads, each with a device of its own, or all with one after
-`shared:`; beside it stands how many times the figure of one thread that is, which is measured
-too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy
-of their size. With gpu: in front the memory is that of the first two GPUs, or of the only one;
-beside it stand raw copies by the driver. With gpu:copier: Carrack's resident copier has the small
-ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces, which
-takes root, and beside them stand raw sockets. A row that Carrack cannot do yet is reported and
-skipped; a program that fails or hangs is ended, reported, and not measured any further in that
-row, and the status is 1 then.")]
+@THREADS each rank has that many threads, each with a device of its own, or all with one after
+`shared:`; the row of one thread is measured too, and the ratio to it is shown. MPICH's threads
+send messages, also in rows of active ones. Puts and gets are compared with one memcpy of their
+size. With gpu: in front the memory is that of the first two GPUs, or of the only one, and the
+comparison is with raw copies by the driver. With gpu:copier: Carrack's resident copier has the
+small ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces,
+which takes root, and the comparison is with raw sockets. A row that Carrack cannot do yet is
+reported and skipped; a program that fails or hangs is ended, reported, and not measured any
+further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
     /// Rounds; the median over them is taken
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -109,7 +109,7 @@ pub(crate) struct Options {
     /// machine: only ratios mean anything
     #[arg(long, conflicts_with_all = OF_HOST)]
     guest: bool,
-    /// The same, from within: with this command of Carrack's
+    /// The same, from within: with this command of Carrack
     #[arg(long, value_name = "CARRACK", hide = true)]
     in_guest: Option<PathBuf>,
     /// Measure with what was packed into this folder, and ask Cargo for nothing
@@ -126,10 +126,10 @@ const OF_HOST: [&str; 9] =
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     if options.guest {
-        return verbs::run(options.rounds, options.seconds);
+        return verbs::run(options);
     }
     if let Some(carrack) = &options.in_guest {
-        return verbs::measure(carrack, options.rounds, options.seconds);
+        return verbs::measure(carrack, options);
     }
     let kit = match &options.packed {
         Some(folder) => Kit::packed(folder)?,
@@ -159,14 +159,23 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
         Box::new(Yardstick(setup.clone())),
     ];
     sides.retain(|side| !options.peer_only || side.role() != Role::Ours);
+    report(options, &rows, &sides, setup.cores)
+}
 
+/// Measures all rows, and prints the report. The status is 1 if a program has failed.
+fn report(
+    options: &Options,
+    rows: &[Row],
+    sides: &[Box<dyn Side>],
+    cores: Cores,
+) -> Result<ExitCode, TaskError> {
     let machine = Machine::look_before_rounds()?;
-    let measured = measure(options, &rows, &sides);
+    let measured = measure(options, rows, sides);
     let heading = Heading {
         machine,
-        cores: setup.cores,
+        cores,
         rounds: options.rounds,
-        seconds,
+        seconds: options.seconds,
         sides: sides.iter().map(|side| side.version()).collect(),
     };
     let report = Report { heading, measured: &measured };

@@ -30,9 +30,6 @@ const PARTS: &[&str] = &[
 const MODULES: &str = "ucx/libucx/lib/ucx/*.so.0";
 const MODULES_TO: &str = "ucx/libucx/lib/ucx_cuda";
 
-/// More is too much to be carried: 60 MiB.
-const MOST: u64 = 60 << 20;
-
 /// Puts the kit and this program itself into `folder`, stripped, and gives the bytes of it all.
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let own = std::env::current_exe()?;
@@ -50,10 +47,6 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let mut bytes = 0;
     for (from, below) in files {
         bytes += files::strip(&from, &folder.join(below))?;
-    }
-    if bytes > MOST {
-        let (folder, most) = (folder.display(), MOST >> 20);
-        eprintln!("warning: {folder} is larger than the {most} MiB that are easily carried");
     }
     Ok(bytes)
 }

@@ -11,7 +11,7 @@ use super::machine::Machine;
 use super::row::{Op, Row};
 use super::side::{Out, Role};
 
-/// Of the column of rows.
+/// Width of the column of rows.
 const WIDTH: usize = 36;
 
 /// The report that is printed at the end.
@@ -52,7 +52,7 @@ struct Line {
 }
 
 impl Report<'_> {
-    /// A line for the conditions, and one for each row.
+    /// Returns a line for the conditions, and one for each row.
     pub(super) fn json(&self) -> String {
         // Numbers, strings and structs of them have no way to fail; the text is for the compiler.
         let failed = |error: serde_json::Error| format!("{{\"error\":\"{error}\"}}");
@@ -138,7 +138,7 @@ impl Report<'_> {
         }
     }
 
-    /// One side of a row.
+    /// Returns one side of a row.
     fn side_line(&self, row: &Row, entry: &Entry) -> Value {
         let rounds: Vec<f64> = entry.figures.iter().map(|figure| figure.value).collect();
         let why = match &entry.out {
@@ -191,7 +191,7 @@ fn columns(text: &mut String, [ratio, average, copy, one, peer]: [&str; 5]) {
     let _ = writeln!(text, " {ratio:>7} {average:>8} {copy:>8} {one:>7}  {peer}");
 }
 
-/// One side's figure over another one's, where both have one.
+/// Divides one side's figure by another one's, if both have one.
 fn ratio(one: Option<&Entry>, other: Option<&Entry>, of: fn(&Entry) -> Option<f64>) -> Option<f64> {
     let (one, other) = (of(one?)?, of(other?)?);
     (other > 0.0).then(|| one / other)

@@ -133,9 +133,9 @@ impl Side for Ucx {
     }
 }
 
-/// The name after `ucx_perftest -t`, if it has the test. Of several threads it gives no figure that
-/// could be compared.
-fn name(row: &Row) -> Option<&'static str> {
+/// Returns the name after `ucx_perftest -t`, if it has the test. Of several threads it gives no
+/// figure that could be compared.
+pub(super) fn name(row: &Row) -> Option<&'static str> {
     if row.threads > 1 {
         return None;
     }
@@ -152,7 +152,7 @@ fn name(row: &Row) -> Option<&'static str> {
     })
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 pub(super) fn free_port() -> Result<u16, TaskError> {
     let address = || TaskError::file("127.0.0.1:0");
     let listener = TcpListener::bind("127.0.0.1:0").map_err(address())?;

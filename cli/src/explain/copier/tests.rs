@@ -1,5 +1,5 @@
 use super::*;
-use carrack::bootstrap::Alone;
+use carrack::bootstrap::InProcess;
 use carrack::settings::{GpuChoice, Settings, SettingsBuilder};
 use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, Which};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ fn with(config: FakeConfig, asked: bool) -> (Runtime, FakeDriver) {
     let driver = FakeDriver::new(config).unwrap();
     let settings = built(Settings::builder().gpu(GpuChoice::None).gpu_copier(asked));
     let builder = Runtime::builder().settings(settings).gpu_driver(Arc::new(driver.clone()));
-    (builder.bootstrap(Box::new(Alone::new().unwrap())).start().unwrap(), driver)
+    (builder.bootstrap(Box::new(InProcess::alone().unwrap())).start().unwrap(), driver)
 }
 
 fn tried(runtime: &Runtime) -> Option<Tried> {

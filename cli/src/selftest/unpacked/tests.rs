@@ -1,21 +1,47 @@
 use super::*;
-use crate::selftest::archive::tests::{Bundle, NEVER, content};
 use std::cell::{Cell, RefCell};
+
+#[path = "../../../../xtask/src/bundle/pack.rs"]
+mod pack;
+
+use pack::Packing;
+
+const NEVER: &dyn Fn() -> bool = &|| false;
 
 /// Place that no user can write to, not even root.
 const UNWRITABLE: &str = "/proc";
 
-fn bundle() -> Bundle {
-    Bundle::of(&[("tests/a", &content(1, 50_000)), ("examples/b", &content(2, 50_000))])
+/// Packs programs into the folder of a bundle, as xtask does.
+fn bundle(programs: &[(&str, &[u8])]) -> TempDir {
+    let bundle = tempfile::tempdir().unwrap();
+    let path = |name: &str| bundle.path().join(name);
+    fs::write(path(COMMAND), "the command").unwrap();
+    let mut packing = Packing::begin(&path(pack::ARCHIVE), 1 << 16).unwrap();
+    for (name, bytes) in programs {
+        fs::write(path("program"), bytes).unwrap();
+        assert_eq!(packing.add(Path::new(name), &path("program")).unwrap(), bytes.len() as u64);
+    }
+    assert_eq!(packing.finish().unwrap(), fs::metadata(path(ARCHIVE)).unwrap().len());
+    bundle
+}
+
+/// Bytes that cannot be packed, and others that can.
+fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = |place: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if place % 4096 < 2048 { (state >> 56) as u8 } else { seed as u8 }
+    };
+    (0..length).map(&mut next).collect()
 }
 
 /// Unpacks in the folder `temporary` of a bundle, or in its folder `report`.
-fn folder(bundle: &Bundle, stop: &dyn Fn() -> bool) -> Result<TempDir, UnpackError> {
-    let temporary = bundle.0.join("temporary");
-    fs::create_dir_all(&temporary).unwrap();
-    let archive = Archive::open(bundle.archive())?;
-    Programs { archive, carrack: &bundle.0.join(COMMAND), stop, tell: &|_| {} }
-        .folder(&temporary, &bundle.0.join("report"))
+fn folder(bundle: &TempDir, stop: &dyn Fn() -> bool) -> Result<TempDir, UnpackError> {
+    let path = |name: &str| bundle.path().join(name);
+    fs::create_dir_all(path("temporary")).unwrap();
+    Programs { archive: &path(ARCHIVE), carrack: &path(COMMAND), stop, tell: &|_| {} }
+        .folder(&path("temporary"), &path("report"))
 }
 
 fn is_empty(place: &Path) -> bool {
@@ -23,42 +49,85 @@ fn is_empty(place: &Path) -> bool {
 }
 
 #[test]
-fn programs_lie_below_the_command_until_the_run_ends() {
-    let bundle = bundle();
+fn packed_programs_are_unpacked_to_the_last_byte_below_the_command_until_the_run_ends() {
+    use std::os::unix::fs::PermissionsExt;
+    let large = content(1, 300_001);
+    // Longer than the name field of a header.
+    let long = format!("tests/{}", "n".repeat(120));
+    let programs: [(&str, &[u8]); 4] =
+        [("tests/large", &large), ("tests/empty", &[]), (&long, b"1"), ("examples/large", &large)];
+    let bundle = bundle(&programs);
     let (one, other) = (folder(&bundle, NEVER).unwrap(), folder(&bundle, NEVER).unwrap());
     assert_ne!(one.path(), other.path());
     drop(other);
-    assert_eq!(fs::read(one.path().join("tests/a")).unwrap(), content(1, 50_000));
+    for (name, bytes) in programs {
+        let path = one.path().join(name);
+        assert_eq!(fs::read(&path).unwrap(), bytes, "{name}");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o500, 0o500, "{name} {mode:o}");
+    }
     assert_eq!(fs::read_to_string(one.path().join(COMMAND)).unwrap(), "the command");
     drop(one);
-    assert!(is_empty(&bundle.0.join("temporary")));
+    assert!(is_empty(&bundle.path().join("temporary")));
 }
 
 #[test]
-fn a_signal_or_a_broken_archive_leaves_nothing() {
-    let bundle = bundle();
-    let asked = Cell::new(0);
-    let later = || asked.replace(asked.get() + 1) == 1;
-    assert!(matches!(folder(&bundle, &later), Err(UnpackError::Interrupted)));
-    assert_eq!(asked.get(), 2, "in the midst of the first program");
+fn tar_and_xz_unpack_an_archive_too() {
+    let large = content(3, 300_001);
+    let bundle = bundle(&[("tests/large", &large), ("examples/large", &large)]);
+    let mut command = std::process::Command::new("tar");
+    match command.args(["xJf", ARCHIVE]).current_dir(bundle.path()).output() {
+        Ok(output) if output.status.success() => {}
+        // Where there is no xz, this says nothing of our archives.
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("xz: Cannot exec") => return,
+        Ok(output) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
+        Err(_) => return,
+    }
+    for name in ["tests/large", "examples/large"] {
+        assert_eq!(fs::read(bundle.path().join(name)).unwrap(), large);
+    }
+}
 
-    let mut bytes = fs::read(bundle.archive()).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    fs::write(bundle.archive(), bytes).unwrap();
-    assert!(matches!(folder(&bundle, NEVER), Err(UnpackError::Broken { .. })));
-    assert!(is_empty(&bundle.0.join("temporary")));
-    assert!(!bundle.0.join("report").exists(), "and it is not tried elsewhere");
+#[test]
+fn an_archive_that_was_cut_off_or_has_a_wrong_byte_is_an_error_and_leaves_nothing() {
+    let bundle = bundle(&[("tests/a", &content(4, 6000)), ("tests/b", &content(5, 6000))]);
+    let archive = bundle.path().join(ARCHIVE);
+    let whole = fs::read(&archive).unwrap();
+    let cut = (0..whole.len()).step_by(97).chain(whole.len() - 200..whole.len());
+    let cut = cut.map(|length| whole[..length].to_vec());
+    let wrong = (0..whole.len()).step_by(7).map(|place| {
+        let mut spoiled = whole.clone();
+        spoiled[place] ^= 0x10;
+        spoiled
+    });
+    let longer = [&whole[..], b"more"].concat();
+    for (number, bytes) in cut.chain(wrong).chain([longer]).enumerate() {
+        fs::write(&archive, bytes).unwrap();
+        let error = folder(&bundle, NEVER).expect_err("it is not the archive");
+        assert!(matches!(error, UnpackError::Broken { .. }), "{number}: {error}");
+        assert!(error.to_string().contains("carry the bundle here again"), "{error}");
+    }
+    assert!(is_empty(&bundle.path().join("temporary")));
+    assert!(!bundle.path().join("report").exists(), "and it is not tried elsewhere");
+}
+
+#[test]
+fn a_signal_leaves_nothing() {
+    let bundle = bundle(&[("tests/a", &content(1, 50_000)), ("tests/b", &content(2, 50_000))]);
+    let asked = Cell::new(0);
+    let later = || asked.replace(asked.get() + 1) > 2;
+    assert!(matches!(folder(&bundle, &later), Err(UnpackError::Interrupted)));
+    assert!(is_empty(&bundle.path().join("temporary")));
 }
 
 #[test]
 fn where_the_temporary_folder_is_unfit_the_report_takes_the_programs() {
-    let bundle = bundle();
-    let (carrack, told) = (bundle.0.join(COMMAND), RefCell::new(Vec::new()));
+    let bundle = bundle(&[("tests/a", b"a")]);
+    let (archive, carrack) = (bundle.path().join(ARCHIVE), bundle.path().join(COMMAND));
+    let told = RefCell::new(Vec::new());
     let tell = |what: &str| told.borrow_mut().push(what.to_owned());
-    let archive = Archive::open(bundle.archive()).unwrap();
-    let programs = Programs { archive, carrack: &carrack, stop: NEVER, tell: &tell };
-    let report = bundle.0.join("deep/report");
+    let programs = Programs { archive: &archive, carrack: &carrack, stop: NEVER, tell: &tell };
+    let report = bundle.path().join("deep/report");
     let folder = programs.folder(Path::new(UNWRITABLE), &report).unwrap();
     assert_eq!(folder.path().parent(), Some(report.canonicalize().unwrap().as_path()));
     let path = folder.path().to_str().unwrap();
@@ -72,22 +141,4 @@ fn where_the_temporary_folder_is_unfit_the_report_takes_the_programs() {
     let error = error.to_string();
     assert!(error.contains("--report") && error.contains("/proc: "), "{error}");
     assert!(error.contains("/proc/report: "), "{error}");
-}
-
-#[test]
-fn a_place_without_room_or_that_starts_no_programs_is_unfit() {
-    let bundle = bundle();
-    let (carrack, place) = (bundle.0.join(COMMAND), &bundle.0);
-    let archive = Archive::open(bundle.archive()).unwrap();
-    let mut programs = Programs { archive, carrack: &carrack, stop: NEVER, tell: &|_| {} };
-    let here = || statvfs(place).unwrap();
-    programs.fits(place, &here()).unwrap();
-    let noexec =
-        StatVfs { f_flag: StatVfsMountFlags::NOEXEC | StatVfsMountFlags::NOSUID, ..here() };
-    assert!(matches!(programs.fits(place, &noexec), Err(Unfit::NoExec(_))));
-
-    programs.archive.unpacked = u64::MAX;
-    let error = programs.in_place(place, None).unwrap_err();
-    assert!(matches!(error, UnpackError::Unfit(Unfit::NoRoom { .. })), "{error}");
-    programs.fits(place, &StatVfs { f_blocks: 0, f_bavail: 0, ..here() }).expect("blocks unknown");
 }

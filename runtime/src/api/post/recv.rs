@@ -174,13 +174,11 @@ impl Post<'_, Recv<'_>> {
         let mut other = None;
         match &message.content {
             Content::Here(payload) => runtime.unexpected.sub(payload),
-            Content::Offered(_, by) => {
-                runtime.waiting_offers.sub(message.from);
-                if *by != device.index {
-                    // Only its sender's device of that number knows it.
-                    other = runtime.devices().get(*by as usize).cloned();
-                }
+            Content::Offered(_, by) if *by != device.index => {
+                // Only its sender's device of that number knows it.
+                other = runtime.devices().get(*by as usize).cloned();
             }
+            Content::Offered(..) => {}
         }
         let device = other.as_ref().map_or(device, |other| &*other.0);
         let buffer = std::mem::take(&mut self.kind.buffer);

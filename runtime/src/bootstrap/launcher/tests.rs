@@ -142,15 +142,6 @@ fn put_never_waits_for_a_launcher_that_does_not_read() {
 }
 
 #[test]
-fn what_a_rank_may_put_is_bounded() {
-    let (client, _launcher) = joined();
-    let value = vec![7; MAX_VALUE];
-    let put = (0..1000).map(|number| client.put(&format!("{number}"), &value));
-    let refused = put.into_iter().find_map(Result::err).unwrap();
-    assert!(matches!(refused, BootstrapError::TooLarge { .. }), "{refused}");
-}
-
-#[test]
 fn a_fence_waits_although_another_thread_empties_the_socket() {
     let (client, launcher) = joined();
     client.get("a").unwrap();

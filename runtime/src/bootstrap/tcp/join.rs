@@ -37,8 +37,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 pub(super) const LIMITS: Limits =
     Limits { longest: PROTOCOL.longest, unwritten: 8 * PROTOCOL.longest, silence: SILENCE };
 
-/// Bounds of an admitted connection: the limits of a rank's puts and requests bound its unwritten
-/// bytes.
+/// Bounds of an admitted connection. The rank's own puts and requests are its unwritten bytes.
 pub(super) const FRAMES: Limits =
     Limits { longest: MAX_FRAME, unwritten: usize::MAX, silence: SILENCE };
 
@@ -98,7 +97,7 @@ pub(super) fn claim(invitation: &Invitation, salt: &Salt) -> Claim {
     }
 }
 
-/// Something that no job has drawn before.
+/// Draws a salt that no job has drawn before.
 pub(super) fn salt() -> Result<Salt, BootstrapError> {
     JobId::random().map(|random| *random.as_bytes())
 }

@@ -1,37 +1,36 @@
 //! `cargo xtask bench-peers --guest`: Carrack over verbs compared with perftest and UCX, on the two
 //! RDMA devices of a small virtual machine.
 //!
-//! Machine and devices are simulated, so a figure means nothing. The ratio of two that were
-//! measured one after the other says how much of the same kernel's and provider's work each asks
-//! for. In rounds, Carrack and its peer take turns at being the first; the median ratio is shown.
-//!
-//! | module | what it does |
-//! |---|---|
-//! | `programs` | runs a side, in the guest, and reads its figure |
-//! | `comparison` | what is compared, by which measure, and what came out |
+//! Machine and devices are simulated, so a figure means nothing. The ratio of two says how much of
+//! the same kernel's and provider's work each side needs. `programs` has the sides.
 
-mod comparison;
 mod programs;
 
 use std::env;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::cores::Cores;
 use super::machine::Machine;
+use super::side::Side;
+use super::{Options, row};
 use crate::apt;
 use crate::error::TaskError;
 use crate::guest::{self, Host, Plan};
 use crate::workspace::Workspace;
-use comparison::Outcome;
-use programs::Sides;
+use programs::{Ours, Perftest, Ucx};
+
+/// The rows. The receivers of perftest's and UCX's writes look at their memory, so ours do.
+const ROWS: &str = "send:latency:8 put_seen:latency:8 am:latency:8 send:bandwidth:1M \
+    put:bandwidth:1M am:rate:8";
 
 /// A processor for each side that polls. More would be no quicker, since they are emulated.
 const PROCESSORS: u8 = 2;
 
-/// Time limits of a comparison in a round and of the boot, on a busy machine.
-const COMPARISON: Duration = Duration::from_secs(60);
+/// Time limits of a row in a round and of the boot, on a busy machine.
+const ROW: Duration = Duration::from_secs(90);
 const BOOT: Duration = Duration::from_secs(60);
 
 /// Both sides poll, and the kernel's threads that carry packets for Soft-RoCE have no processor of
@@ -40,7 +39,7 @@ const BOOT: Duration = Duration::from_secs(60);
 const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 
 /// Boots a guest, and measures there.
-pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
+pub(super) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
     apt::see_to("perftest ucx-utils")?;
@@ -51,32 +50,36 @@ pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let mut command: Vec<OsString> = PREEMPT_POLLERS.map(OsString::from).into();
     command.extend([own.into(), "bench-peers".into(), "--in-guest".into()]);
     command.push(carrack.into());
-    command.extend(["--rounds", &rounds.to_string()].map(OsString::from));
-    command.extend(["--seconds", &seconds.to_string()].map(OsString::from));
+    command.extend(["--rounds", &options.rounds.to_string()].map(OsString::from));
+    command.extend(["--seconds", &options.seconds.to_string()].map(OsString::from));
     let mut plan = Plan::new(command, workspace.root.clone());
     plan.processors = PROCESSORS;
     plan.environment.extend(env::var_os("PATH").map(|path| ("PATH".into(), path)));
-    let count = u32::try_from(comparison::all().len()).unwrap_or(u32::MAX);
-    plan.limit = BOOT + COMPARISON * count.saturating_mul(rounds);
+    let rows = ROW * u32::try_from(row::read(ROWS).len()).unwrap_or(u32::MAX);
+    plan.limit = BOOT + rows.saturating_mul(options.rounds);
     let status = host.run(&plan, false, |said| guest::pass_on(said, plan.wiring))?;
     Ok(ExitCode::from(status))
 }
 
-/// In the guest: measures, and prints the table. The status is 1 where a program has failed; a
-/// criterion that is missed is no failure.
-pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
-    let sides = Sides { carrack: PathBuf::from(carrack), seconds };
-    let mut outcomes = comparison::all();
-    for round in 0..rounds {
-        eprintln!("round {} of {rounds}", round + 1);
-        for outcome in &mut outcomes {
-            outcome.round(round, &sides);
-        }
-    }
-    let Machine { kernel, cpus, .. } = Machine::look()?;
-    let (carrack, peers) = (env!("CARGO_PKG_VERSION"), sides.peers());
-    println!("In the guest: Linux {kernel}, {cpus} processors; Carrack {carrack}, {peers}");
+/// Measures in the guest, with this command of Carrack's, and prints the report.
+pub(super) fn measure(carrack: &Path, options: &Options) -> Result<ExitCode, TaskError> {
+    let sides: [Box<dyn Side>; 3] = [
+        Box::new(Ours { carrack: carrack.into(), seconds: options.seconds }),
+        Box::new(Perftest),
+        Box::new(Ucx),
+    ];
     println!("Devices and machine are simulated: only ratios mean anything.");
-    println!("Medians of {rounds} rounds of {seconds} s.\n\n{}", comparison::table(&outcomes));
-    Ok(if outcomes.iter().any(Outcome::has_failed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    super::report(options, &row::read(ROWS), &sides, Cores::choose()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_read_and_compared_with_a_peer() {
+        let rows = row::read(ROWS);
+        assert_eq!(rows.len(), ROWS.split_whitespace().count());
+        assert!(rows.iter().all(|row| Perftest.test(row).or(Ucx.test(row)).is_some()));
+    }
 }

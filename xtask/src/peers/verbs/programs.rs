@@ -1,6 +1,5 @@
 //! Runs Carrack, a program of perftest or `ucx_perftest` between the guest's two devices.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,8 +7,8 @@ use std::time::Duration;
 use crate::child;
 use crate::error::TaskError;
 use crate::peers::cores::Cores;
-use crate::peers::row::{Row, Test};
-use crate::peers::side::{self, Figure};
+use crate::peers::row::{Op, Row, Test};
+use crate::peers::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side};
 use crate::peers::{carrack, ucx};
 
 /// The devices of the guest: rank 0 has the first, which the client has too.
@@ -28,76 +27,138 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// Seconds by which [`ucx::between`] comes to the same limit.
 const LONG: f64 = 2.0;
 
-/// A peer of the comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
-    /// This program of perftest.
-    Perftest(&'static str),
-    /// This test of `ucx_perftest`.
-    Ucx(&'static str),
-}
-
-/// All sides.
-pub(super) struct Sides {
+/// Carrack between two ranks over verbs.
+#[derive(Debug)]
+pub(super) struct Ours {
     pub(super) carrack: PathBuf,
-    /// Duration of Carrack's measurement. The others take a number of messages instead.
+    /// Duration of a measurement. The others take a number of messages instead.
     pub(super) seconds: f64,
 }
 
-impl Sides {
-    /// Returns the peers and their versions as readable text.
-    pub(super) fn peers(&self) -> String {
-        let version = |program: &str, argument| {
-            let said = child::hear(Command::new(program).arg(argument), LIMIT);
-            side::version(&said.map_or_else(|_| String::new(), |said| said.said + &said.complained))
-        };
-        let (ucx, perftest) = (version("ucx_info", "-v"), version("ib_send_lat", "--version"));
-        format!("UCX {ucx} over rc, perftest {perftest}")
+/// The programs of perftest. Messages and puts of a bandwidth are compared with its writes: nothing
+/// moves bytes with less.
+#[derive(Debug)]
+pub(super) struct Perftest;
+
+/// `ucx_perftest` over RC.
+#[derive(Debug)]
+pub(super) struct Ucx;
+
+/// Enough messages for a median. More would take longer than Carrack's measurement does.
+fn setting(row: &Row) -> Setting {
+    let iterations = match row.test {
+        Test::Latency => 1000,
+        Test::Rate => 5000,
+        Test::Bandwidth => 30,
+    };
+    Setting { variant: &AS_IT_COMES[0], iterations }
+}
+
+/// Returns the version that a program prints.
+fn version(program: &str, argument: &str) -> String {
+    let said = child::hear(Command::new(program).arg(argument), LIMIT);
+    side::version(&said.map_or_else(|_| String::new(), |said| said.said + &said.complained))
+}
+
+/// Runs a program of a peer on both processors, and returns the client's output.
+fn between(
+    program: &str,
+    port: u16,
+    (row, setting): (&Row, &Setting),
+    with_device: impl Fn(&mut Command, &str),
+) -> Result<String, TaskError> {
+    let [server, client] = [0, 1].map(|at: usize| {
+        let mut command = Cores::pin(&[at], program);
+        command.args(["-p", &port.to_string(), "-s", &row.size.to_string()]);
+        command.args(["-n", &setting.iterations.to_string()]);
+        command.args((at == 1).then_some(SERVER)).stderr(Stdio::null());
+        with_device(&mut command, DEVICES[1 - at]);
+        command
+    });
+    ucx::between(server, client, port, LONG)
+}
+
+impl Side for Ours {
+    fn name(&self) -> &'static str {
+        "carrack"
     }
 
-    /// Measures Carrack between two ranks over verbs.
-    pub(super) fn ours(&self, row: &Row) -> Result<Figure, TaskError> {
+    fn version(&self) -> String {
+        format!("Carrack {}", env!("CARGO_PKG_VERSION"))
+    }
+
+    fn role(&self) -> Role {
+        Role::Ours
+    }
+
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
+        Ok(setting(row))
+    }
+
+    fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
         let mut command = carrack::perf(Command::new(&self.carrack), row, self.seconds);
         carrack::read(&child::read(command.args(["--transport", "verbs"]), LIMIT)?, row)
     }
+}
 
-    /// Measures a peer.
-    pub(super) fn peer(&self, peer: Peer, row: &Row) -> Result<Figure, TaskError> {
-        // Enough for a median; what takes longer than ours does would be measured in other minutes.
-        let count = match row.test {
-            Test::Latency => 1000,
-            Test::Rate => 5000,
-            Test::Bandwidth => 30,
-        };
-        let (size, count) = (row.size.to_string(), count.to_string());
-        let side_of = |at: usize, port: u16, name: &str| {
-            let mut command = Cores::pin(&[at], name);
-            command.args(["-p", &port.to_string(), "-s", &size, "-n", &count]);
-            command.args((at == 1).then_some(SERVER)).stderr(Stdio::null());
-            command
-        };
-        match peer {
-            Peer::Perftest(name) => {
-                let side = |at: usize| {
-                    let mut command = side_of(at, PERFTEST_PORT, name);
-                    command.args(["-d", DEVICES[1 - at]]);
-                    command.args((row.test == Test::Bandwidth).then_some("--report_gbits"));
-                    command
-                };
-                read_perftest(&ucx::between(side(0), side(1), PERFTEST_PORT, LONG)?, row)
-            }
-            Peer::Ucx(test) => {
-                let side = |at: usize| {
-                    let mut command = side_of(at, UCX_PORT, "ucx_perftest");
-                    command
-                        .envs([("UCX_TLS", "rc"), ("UCX_UD_VERBS_ETH_DGID_CHECK", "n")])
-                        .env("UCX_NET_DEVICES", format!("{}:1", DEVICES[1 - at]))
-                        .args(["-t", test, "-f", "-v", "-w", "50"]);
-                    command
-                };
-                ucx::parse(&ucx::between(side(0), side(1), UCX_PORT, LONG)?, row.test)
-            }
+impl Side for Perftest {
+    fn name(&self) -> &'static str {
+        "perftest"
+    }
+
+    fn version(&self) -> String {
+        format!("perftest {}", version("ib_send_lat", "--version"))
+    }
+
+    fn test(&self, row: &Row) -> Option<&'static str> {
+        match (row.op, row.test) {
+            (Op::Send, Test::Latency) => Some("ib_send_lat"),
+            (Op::PutSeen, Test::Latency) => Some("ib_write_lat"),
+            (Op::Send | Op::Put, Test::Bandwidth) => Some("ib_write_bw"),
+            _ => None,
         }
+    }
+
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
+        self.test(row).map_or_else(|| Out::cannot("it has no such test"), |_| Ok(setting(row)))
+    }
+
+    fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        let program = self.test(row).unwrap_or_default();
+        let said = between(program, PERFTEST_PORT, (row, setting), |command, device| {
+            command.args(["-d", device]);
+            command.args((row.test == Test::Bandwidth).then_some("--report_gbits"));
+        })?;
+        read_perftest(&said, row)
+    }
+}
+
+impl Side for Ucx {
+    fn name(&self) -> &'static str {
+        "UCX"
+    }
+
+    fn version(&self) -> String {
+        format!("UCX {} over rc", version("ucx_info", "-v"))
+    }
+
+    fn test(&self, row: &Row) -> Option<&'static str> {
+        ucx::name(row)
+    }
+
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
+        Ok(setting(row))
+    }
+
+    fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        let test = self.test(row).unwrap_or_default();
+        let said = between("ucx_perftest", UCX_PORT, (row, setting), |command, device| {
+            command
+                .envs([("UCX_TLS", "rc"), ("UCX_UD_VERBS_ETH_DGID_CHECK", "n")])
+                .env("UCX_NET_DEVICES", format!("{device}:1"))
+                .args(["-t", test, "-f", "-v", "-w", "50"]);
+        })?;
+        ucx::parse(&said, row.test)
     }
 }
 
@@ -119,15 +180,6 @@ fn read_perftest(said: &str, row: &Row) -> Result<Figure, TaskError> {
         expected: "a line of numbers that begins with the size",
         found: said.to_owned(),
     })
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Perftest(name) => f.pad(name),
-            Self::Ucx(test) => f.pad(&format!("UCX {test}")),
-        }
-    }
 }
 
 #[cfg(test)]
