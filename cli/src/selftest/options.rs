@@ -1,6 +1,7 @@
 //! The command line of `selftest`.
 
 use crate::args;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,6 +50,7 @@ pub(crate) struct SelftestOptions {
 
     /// Only parts with one of these in their names.
     #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(super) filter: Vec<String>,
 
     /// Name the parts that would run, and run none.
@@ -75,4 +77,26 @@ fn limit(text: &str) -> Result<Duration, String> {
     let what = "give a number of seconds from 0.1 to 1000000";
     let seconds = args::seconds(text, 1e6, what)?;
     if seconds.as_secs_f64() >= 0.1 { Ok(seconds) } else { Err(what.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: SelftestOptions,
+    }
+
+    /// An empty text is in every name.
+    #[test]
+    fn a_filter_has_no_empty_text() {
+        let parsed = |filter| Line::try_parse_from(["selftest", "--filter", filter]);
+        assert_eq!(parsed("conformance,halo").unwrap().options.filter, ["conformance", "halo"]);
+        for filter in ["", "conformance,", ",halo"] {
+            assert!(parsed(filter).is_err(), "{filter}");
+        }
+    }
 }

@@ -6,20 +6,16 @@
 
 use std::path::{Path, PathBuf};
 
-use super::kit::Kit;
+use super::kit::{Kit, PROGRAMS};
 use crate::error::TaskError;
 use crate::files;
 
-/// Files of the peers' folder to pack.
+/// Files of the peers' folder to pack, beside [`PROGRAMS`].
 const PARTS: &[&str] = &[
-    "mpi_bench",
-    "copy_bench",
-    "ucx/libucx/bin/ucx_perftest",
     "ucx/libucx/bin/ucx_info",
     "ucx/libucx/lib/*.so.0",
     "ucx/libucx/lib/ucx/libuct_cma.so.0",
     "ucx/libucx_cu13.libs/lib*",
-    "mpich/bin/mpiexec",
     "mpich/bin/hydra_pmi_proxy",
     "mpich/lib/libmpi.so.*",
     "mpich/lib/mpich/lib*",
@@ -34,7 +30,7 @@ const MODULES_TO: &str = "ucx/libucx/lib/ucx_cuda";
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let own = std::env::current_exe()?;
     let mut files = vec![(own, "xtask".into()), (kit.carrack.clone(), PathBuf::from("carrack"))];
-    for pattern in PARTS {
+    for pattern in PROGRAMS.iter().chain(PARTS) {
         for file in found(&kit.peers, pattern)? {
             let below = file.strip_prefix(&kit.peers).unwrap_or(&file).to_owned();
             files.push((file, below));
