@@ -1,4 +1,4 @@
-//! The sockets of a device: those of links that lead here, and of links that lead away.
+//! The sockets of a device.
 //!
 //! A poll reads sockets on which something came a moment ago directly. The others wait in an epoll
 //! set, which a poll reads at intervals, so that idle links cost other transports next to nothing.
@@ -8,7 +8,7 @@ use super::flusher::Flusher;
 use super::inbound::{Inbound, Lost};
 use super::incoming::{Fault, Read, Receiving};
 use super::link::TcpLink;
-use super::names::{BELL, INCOMING, LISTENER, OUTGOING, STRANGER, TIMER, name_of, number};
+use super::names::{BELL, LINK, LISTENER, STRANGER, TIMER};
 use super::outgoing::{Outgoing, heard_at};
 use super::shared::Shared;
 use super::strangers::{Guest, Strangers};
@@ -60,9 +60,10 @@ pub(super) struct Polling {
     pub(super) strangers: Strangers,
     /// Connections of peers to which this device is dialling at the same time.
     pub(super) crossed: Vec<Guest>,
+    /// Receiving ends, each at the place of its sending end.
     pub(super) inbound: Vec<Option<Inbound>>,
-    /// Sockets that are read directly, by name, with the ticks at which something last came.
-    hot: Vec<(u64, u64)>,
+    /// Places of sockets that are read directly, with the ticks at which something last came.
+    hot: Vec<(u32, u64)>,
     scratch: Box<[u8]>,
     polls: u32,
     looked_at: u64,
@@ -124,7 +125,6 @@ impl TcpDevice {
                 left: Mutex::default(),
                 flusher: Flusher::default(),
                 expected: Mutex::default(),
-                joined: Mutex::default(),
                 events: Mutex::default(),
                 deaths: Mutex::default(),
                 looks_soon: AtomicBool::new(false),
@@ -177,17 +177,10 @@ impl TcpDevice {
             ahead.drain().for_each(|event| batch.push(event));
         }
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
-            self.tick(polling, batch);
-        }
-        let joined = std::mem::take(&mut *self.shared.joined.lock());
-        for index in joined {
-            self.let_join(polling, index);
+            self.tick(polling);
         }
         self.shared.send_left(0);
-        for index in self.shared.expected.lock().drain(..) {
-            let reader = self.shared.link(index).and_then(|link| link.reader());
-            polling.warm(reader.map_or(OUTGOING | u64::from(index), name_of));
-        }
+        self.shared.expected.lock().drain(..).for_each(|index| polling.warm(index));
         let mut events = self.shared.events.lock();
         while !batch.is_full()
             && let Some(event) = events.pop_front()
@@ -201,13 +194,13 @@ impl TcpDevice {
         }
     }
 
-    /// Reads what has come on a link that leads here, for the acknowledgements in it. The next poll
-    /// yields the rest.
-    pub(super) fn read_ahead(&self, reader: u32) {
+    /// Reads what has come on a connection, for the acknowledgements in it. The next poll yields the
+    /// rest.
+    pub(super) fn read_ahead(&self, index: u32) {
         let Some(mut polling) = self.polling.try_lock() else { return };
         let mut ahead = polling.ahead.take().unwrap_or_else(|| Batch::new(AHEAD));
         if !ahead.is_full() {
-            self.receive(&mut polling, reader, &mut ahead);
+            self.receive(&mut polling, index, &mut ahead);
         }
         if !ahead.is_empty() {
             polling.ahead = Some(ahead);
@@ -235,58 +228,45 @@ impl TcpDevice {
     fn read_hot(&self, polling: &mut Polling, batch: &mut Batch) {
         let now = ticks();
         for at in (0..polling.hot.len()).rev() {
-            let Some(&(name, since)) = polling.hot.get(at) else { continue };
-            if self.hear(polling, name, batch) {
-                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == name) {
+            let Some(&(index, since)) = polling.hot.get(at) else { continue };
+            if self.receive(polling, index, batch) {
+                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == index) {
                     hot.1 = now;
                 }
-            } else if now.wrapping_sub(since) > WARM && !self.is_awaited(polling, name) {
+            } else if now.wrapping_sub(since) > WARM && !Self::is_awaited(polling, index) {
                 polling.hot.swap_remove(at);
-                self.acknowledge(polling, name, true);
+                self.acknowledge(polling, index, true);
             }
         }
     }
 
     /// Returns `true` if an operation's end is waited for on that socket.
-    fn is_awaited(&self, polling: &Polling, name: u64) -> bool {
-        let link = if name & OUTGOING != 0 {
-            self.shared.link(number(name))
-        } else {
-            let entry = polling.inbound.get(number(name) as usize).and_then(Option::as_ref);
-            entry.and_then(|entry| entry.other.clone())
-        };
-        link.is_some_and(|link| !link.is_over() && link.has_bodies())
+    fn is_awaited(polling: &Polling, index: u32) -> bool {
+        let entry = polling.inbound.get(index as usize).and_then(Option::as_ref);
+        entry.is_some_and(|entry| !entry.link.is_over() && entry.link.has_bodies())
     }
 
-    /// Reads a socket. Returns `true` if something came.
-    fn hear(&self, polling: &mut Polling, name: u64, batch: &mut Batch) -> bool {
-        match name & !0xffff_ffff {
-            OUTGOING => {
-                self.shared.link(number(name)).is_some_and(|link| link.listen(&self.shared))
-            }
-            _ => self.receive(polling, number(name), batch),
-        }
-    }
-
-    /// Takes in what has come on a link that leads here.
+    /// Takes in what has come on a connection. Returns `true` if something has.
     pub(super) fn receive(&self, polling: &mut Polling, index: u32, batch: &mut Batch) -> bool {
         let Polling { inbound, scratch, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
         let mut to = Receiving { packets, windows, batch, scratch };
         let read = entry.incoming.read(entry.socket.as_deref(), &mut to);
-        entry.take_told(&self.shared);
+        if let Some(acked) = entry.incoming.take_acked() {
+            entry.link.acknowledge(&self.shared, acked);
+        }
         let peer = entry.incoming.peer;
         match read {
             Ok(read) => {
                 if entry.incoming.is_over {
-                    self.acknowledge(polling, name_of(index), true);
+                    self.acknowledge(polling, index, true);
                     polling.leave(index);
                     self.shared.has_died(peer, DownCause::Closed);
                     return true;
                 }
                 polling.has_backlog |= entry.incoming.has_whole(packets.packet_size());
-                self.acknowledge(polling, name_of(index), false);
+                self.acknowledge(polling, index, false);
                 if read == Read::End {
                     self.lose(polling, index);
                 }
@@ -305,22 +285,19 @@ impl TcpDevice {
         }
     }
 
-    /// A connection has ended without the end of its link: the sender makes another, or is dead.
-    pub(super) fn lose(&self, polling: &mut Polling, index: u32) {
-        if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
-            let timeout = self.shared.options.timeout;
-            let heard = entry.hang_up(&self.shared).map(|socket| heard_at(&socket, timeout));
-            let silent = heard.map(|at| at.elapsed()).unwrap_or_default();
-            entry.lost = Some(Lost::after(silent));
-            self.shared.look_soon();
-        }
+    /// A connection has ended without the end of its links: one side makes another, or is dead.
+    fn lose(&self, polling: &mut Polling, index: u32) {
+        let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
+        let Some(socket) = entry.socket.take() else { return };
+        entry.link.lost(&self.shared, &socket, entry.incoming.received());
+        let heard = heard_at(&socket, self.shared.options.timeout);
+        entry.lost = Some(Lost::after(heard.elapsed()));
+        self.shared.look_soon();
     }
 
-    /// Acknowledges a link's bytes: all of them, or if that is due.
-    fn acknowledge(&self, polling: &mut Polling, name: u64, all: bool) {
-        if name & !0xffff_ffff == INCOMING
-            && let Some(Some(entry)) = polling.inbound.get_mut(number(name) as usize)
-        {
+    /// Acknowledges a peer's bytes: all of them, or if that is due.
+    fn acknowledge(&self, polling: &mut Polling, index: u32, all: bool) {
+        if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
             entry.acknowledge(&self.shared, all);
         }
     }
@@ -342,28 +319,16 @@ impl TcpDevice {
         ready.rotate_left(polling.turn % ready.len().max(1));
         for event in ready {
             let name = event.data.u64();
-            match name & !0xffff_ffff {
-                INCOMING => {
-                    let entry = polling.inbound.get(number(name) as usize);
-                    let other = entry.and_then(Option::as_ref).and_then(|it| it.other.clone());
-                    if let Some(other) = other {
-                        other.advance(&self.shared);
-                    }
-                    if self.receive(polling, number(name), batch) {
-                        polling.warm(name);
+            let [place, kind] = [name & 0xffff_ffff, name & !0xffff_ffff];
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            match kind {
+                LINK => {
+                    self.advance(polling, place);
+                    if self.receive(polling, place, batch) {
+                        polling.warm(place);
                     }
                 }
-                OUTGOING => {
-                    if let Some(link) = self.shared.link(number(name)) {
-                        link.advance(&self.shared);
-                        if let Some(reader) = link.reader()
-                            && self.receive(polling, reader, batch)
-                        {
-                            polling.warm(name_of(reader));
-                        }
-                    }
-                }
-                STRANGER => self.hear_stranger(polling, number(name)),
+                STRANGER => self.hear_stranger(polling, place),
                 _ if name == LISTENER => self.accept(polling),
                 _ if name == TIMER => {
                     let _ = rustix::io::read(&self.timer, &mut [0; 8]);
@@ -376,12 +341,21 @@ impl TcpDevice {
         // Only a tick finds a connection on which bytes stand still.
         let pause = if polling.is_troubled { TICK } else { 10 * TICK };
         if polling.ticked_at.elapsed() >= pause {
-            self.tick(polling, batch);
+            self.tick(polling);
+        }
+    }
+
+    /// Goes on with a connection that is being made, or has room.
+    fn advance(&self, polling: &mut Polling, index: u32) {
+        if let Some(link) = self.shared.link(index)
+            && let Some(risen) = link.advance(&self.shared)
+        {
+            self.attach(polling, &link, risen);
         }
     }
 
     /// Looks after connections that are not up, or stand still.
-    fn tick(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn tick(&self, polling: &mut Polling) {
         polling.ticked_at = Instant::now();
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
@@ -397,23 +371,26 @@ impl TcpDevice {
             self.admit(polling, guest);
         }
         polling.is_troubled = polling.strangers.expire() || !polling.crossed.is_empty();
-        self.part(polling, batch);
+        let longest = self.shared.packets.packet_size();
         let links = self.shared.outgoing.lock().clone();
-        for (index, link) in links.iter().enumerate() {
-            let Some(link) = link else { continue };
-            if link.is_over() {
-                self.shared.outgoing.lock()[index] = None;
-            } else {
-                if link.is_alone() {
-                    self.join(polling, link);
-                }
-                polling.is_troubled |= link.look_after(&self.shared);
+        for link in links.iter().flatten() {
+            let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
+            if !link.is_over() {
+                self.advance(polling, link.index);
+                polling.is_troubled |= link.look_after();
+            } else if entry.is_none_or(|it| it.socket.is_none() && !it.incoming.has_whole(longest))
+            {
+                polling.leave(link.index);
+                self.shared.outgoing.lock()[link.index as usize] = None;
             }
         }
         let timeout = self.shared.options.timeout;
         for index in 0..polling.inbound.len() {
             let Some(Some(entry)) = polling.inbound.get_mut(index) else { continue };
-            let Some(lost) = &mut entry.lost else { continue };
+            // A link that dials hears whether the process is there.
+            let Some(lost) = entry.lost.as_mut().filter(|_| !entry.link.is_served()) else {
+                continue;
+            };
             polling.is_troubled = true;
             let peer = entry.incoming.peer;
             if let Some(cause) = lost.ask(entry.home, timeout) {
@@ -426,23 +403,21 @@ impl TcpDevice {
 
 impl Polling {
     /// Has polls read a socket directly.
-    fn warm(&mut self, name: u64) {
+    fn warm(&mut self, index: u32) {
         let now = ticks();
-        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.0 == name) {
+        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.0 == index) {
             hot.1 = now;
         } else if self.hot.len() < HOT {
-            self.hot.push((name, now));
+            self.hot.push((index, now));
         }
     }
 
-    /// Forgets a link that leads here.
+    /// Forgets a receiving end.
     pub(super) fn leave(&mut self, index: u32) {
-        if let Some(entry) = self.inbound.get_mut(index as usize)
-            && let Some(other) = entry.take().and_then(|entry| entry.other)
-        {
-            other.set_reader(None);
+        if let Some(entry) = self.inbound.get_mut(index as usize) {
+            *entry = None;
         }
-        self.hot.retain(|hot| hot.0 != name_of(index));
+        self.hot.retain(|hot| hot.0 != index);
     }
 
     /// Returns `true` if a look at the epoll set is due, after a poll.
@@ -476,17 +451,17 @@ impl Device for TcpDevice {
         }
         let lacking = |error: Errno| SubmitError::Lacking(format!("random bytes: {error}"));
         let key = DeviceKey::fresh().map_err(lacking)?;
-        let number = u64::from_le_bytes(key.0.first_chunk().copied().unwrap_or_default());
         let candidates = address.candidates(self.shared.address.boot, &self.shared.own);
         let mut links = self.shared.outgoing.lock();
-        let place = links.iter().position(Option::is_none).unwrap_or(links.len());
-        let index =
-            u32::try_from(place).map_err(|_| SubmitError::Lacking("too many links".into()))?;
-        let outgoing = Arc::new(Outgoing::new((peer, index, number), address, candidates));
-        if place == links.len() {
-            links.push(None);
-        }
-        links[place] = Some(outgoing.clone());
+        let takes = |it: &&Arc<Outgoing>| {
+            (it.peer, it.device) == (peer, address.key) && it.serve(&self.shared, &candidates)
+        };
+        let known = links.iter().flatten().find(takes).cloned();
+        let outgoing = known.unwrap_or_else(|| {
+            let new = Shared::begin(&mut links, (peer, address.key), key);
+            new.serve(&self.shared, &candidates);
+            new
+        });
         drop(links);
         self.shared.look_soon();
         let (shared, device) = (self.shared.clone(), self.this.clone());
@@ -534,8 +509,8 @@ impl Device for TcpDevice {
             return Armed::Ready;
         }
         for at in 0..polling.hot.len() {
-            let name = polling.hot[at].0;
-            self.acknowledge(&mut polling, name, true);
+            let index = polling.hot[at].0;
+            self.acknowledge(&mut polling, index, true);
         }
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
@@ -581,7 +556,8 @@ impl Device for TcpDevice {
             }
         }
         polling.hot.clear();
-        polling.inbound.drain(..).flatten().for_each(|entry| entry.close());
+        // Bytes that are not read would break a connection before its end is read.
+        polling.inbound.drain(..).flatten().for_each(|entry| entry.drain());
     }
 }
 

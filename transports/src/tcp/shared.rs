@@ -2,20 +2,23 @@
 
 use super::address::Address;
 use super::flusher::Flusher;
+use super::names::LINK;
 use super::outgoing::Outgoing;
 use super::windows::Windows;
-use super::{Options, wire};
+use super::{Options, socket, wire};
 use crate::contract::{DownCause, Event, Identity, PeerId};
 use crate::mem::PacketSource;
 use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
+use crate::net::key::DeviceKey;
 use crate::net::proof::Role;
 use crate::sync::Sleepers;
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,8 +41,6 @@ pub(super) struct Shared {
     pub(super) flusher: Flusher,
     /// Links on which an acknowledgement is waited for.
     pub(super) expected: Mutex<Vec<u32>>,
-    /// Links whose peers' links are about to go the other way.
-    pub(super) joined: Mutex<Vec<u32>>,
     pub(super) events: Mutex<VecDeque<Event>>,
     pub(super) deaths: Mutex<Vec<(PeerId, DownCause)>>,
     pub(super) looks_soon: AtomicBool,
@@ -64,6 +65,30 @@ impl Shared {
         changes: EventFlags,
     ) -> Result<(), Errno> {
         epoll::modify(&self.epoll, fd, EventData::new_u64(name), changes)
+    }
+
+    /// Watches a connection that has come up, under the place of its ends.
+    pub(super) fn serve(&self, socket: &TcpStream, index: u32) -> Result<(), Errno> {
+        socket::keep_alive(socket, self.options.timeout / 2)?;
+        let changes = EventFlags::IN | EventFlags::RDHUP;
+        self.watch_again(socket.as_fd(), LINK | u64::from(index), changes)
+    }
+
+    /// Begins an end at a free place, whose number is a part of `key`.
+    pub(super) fn begin(
+        links: &mut Vec<Option<Arc<Outgoing>>>,
+        of: (PeerId, DeviceKey),
+        key: DeviceKey,
+    ) -> Arc<Outgoing> {
+        let place = links.iter().position(Option::is_none).unwrap_or_else(|| {
+            links.push(None);
+            links.len() - 1
+        });
+        let number = u64::from_le_bytes(key.0.first_chunk().copied().unwrap_or_default()).max(1);
+        let index = u32::try_from(place).unwrap_or(u32::MAX);
+        let begun = Arc::new(Outgoing::new(of, index, number));
+        links[place] = Some(begun.clone());
+        begun
     }
 
     /// Returns the greeting with which this device proves itself.
@@ -132,12 +157,6 @@ impl Shared {
     /// Has the next polls read a link's acknowledgements directly.
     pub(super) fn expects(&self, link: u32) {
         self.expected.lock().push(link);
-        self.has_news();
-    }
-
-    /// Has the next poll let the peer's link go the other way on this link's connection.
-    pub(super) fn is_joined(&self, link: u32) {
-        self.joined.lock().push(link);
         self.has_news();
     }
 

@@ -18,6 +18,9 @@ const MOST: usize = 64;
 /// Bytes that one call sends, at most.
 const BYTES: usize = 4 << 20;
 
+/// Calls that take unread bytes off a connection before it is closed: some megabytes.
+const DRAIN: usize = 4096;
+
 /// Pieces of host memory, collected for one call.
 pub(super) struct Gathered<'a> {
     pieces: [MaybeUninit<libc::iovec>; MOST],
@@ -148,6 +151,23 @@ pub(super) fn keep_alive(socket: &TcpStream, limit: Duration) -> Result<(), Errn
     sockopt::set_tcp_keepcnt(socket, u32::try_from(questions).unwrap_or(2))?;
     // A peer that merely does not read answers, and is not cut off.
     sockopt::set_tcp_user_timeout(socket, 0)
+}
+
+/// Drops what has come. A sender that goes on for ever is not waited for.
+///
+/// # Errors
+/// The connection has ended.
+pub(super) fn drain(socket: &TcpStream) -> Result<(), Errno> {
+    let mut bytes = [0; 4096];
+    for _ in 0..DRAIN {
+        match receive(socket, &mut MemMut::host(&mut bytes)) {
+            Ok(1..) => {}
+            Ok(_) => return Err(Errno::PIPE),
+            Err(Errno::AGAIN | Errno::INTR) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Returns the bytes that were sent and that the peer's kernel does not have yet.

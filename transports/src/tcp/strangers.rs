@@ -1,6 +1,6 @@
 //! Connections that have not proved themselves, or not said to which link they belong.
 
-use super::names::name_of_stranger;
+use super::names::STRANGER;
 use super::shared::Shared;
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;
@@ -78,7 +78,8 @@ impl Strangers {
         let place = self.pending.admit(stranger, Instant::now());
         if let Some(stranger) = self.pending.get(place) {
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-            let watched = shared.watch(stranger.channel.as_fd(), name_of_stranger(place), changes);
+            let watched =
+                shared.watch(stranger.channel.as_fd(), STRANGER | u64::from(place), changes);
             if let Err(error) = watched {
                 self.pending.take(place);
                 return Err(error);
@@ -139,7 +140,7 @@ impl Stranger {
         }
         match self.channel.hear(PROTOCOL.longest) {
             Ok(None) | Err(Fault::Short(_)) => Ok(None),
-            Ok(Some(message)) => wire::Hello::read(&message).map(Some).map_err(Some),
+            Ok(Some(message)) => wire::Hello::read(wire::HELLO, &message).map(Some).map_err(Some),
             Err(Fault::Gone(_)) => Err(None),
             Err(Fault::Wrong(why)) => Err(Some(why)),
         }

@@ -110,10 +110,9 @@ fn is_down(event: &Event) -> bool {
 fn until_shared(sides: &mut [&mut Side; 2]) {
     let start = Instant::now();
     while sides.iter().any(|side| {
-        side.device
-            .shared
-            .link(0)
-            .is_none_or(|link| !link.is_up.load(Ordering::SeqCst) || link.reader().is_none())
+        side.device.shared.link(0).is_none_or(|link| {
+            !link.is_up.load(Ordering::SeqCst) || side.device.shared.link(1).is_some()
+        })
     }) {
         for side in sides.iter_mut() {
             side.poll();
@@ -290,11 +289,11 @@ fn is_closed(event: &Event) -> bool {
 }
 
 #[test]
-fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_connection() {
+fn messages_come_before_the_end_of_a_sender_that_gives_way_to_its_peers_connection() {
     for pause in [0, 300].map(Duration::from_millis) {
         for polls in 0..20 {
             let mut sides = [0, 1].map(Side::new);
-            // The link of the one with the higher key changes over.
+            // The one with the higher key gives way.
             sides.sort_by_key(|side| side.device.shared.address.key.0);
             let [mut low, mut high] = sides;
             let [to_low, to_high] = [&low, &high].map(|side| side.device.shared.identity.me.0);
@@ -303,15 +302,13 @@ fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_conne
             high.poll_for(Duration::from_micros(100));
             let _back = low.connect(&high, to_high);
             let (mut sent, mut came) = (0, Vec::new());
-            let link = high.device.shared.link(0).unwrap();
             let start = Instant::now();
-            while link.reader().is_none() {
+            while !out.is_up() {
                 came.extend(low.poll());
-                sent += u64::from(out.is_up() && send(&out, sent, 100));
                 high.poll();
                 assert!(start.elapsed() < TIMEOUT);
             }
-            sent += u64::from(out.is_up() && send(&out, sent, 100));
+            sent += u64::from(send(&out, sent, 100));
             (0..polls).for_each(|_| came.extend(low.poll()));
             let (events, took) = close_while_polled(&high, &mut low, pause);
             came.extend(events);
@@ -325,16 +322,12 @@ fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_conne
 }
 
 #[test]
-fn a_device_that_closes_before_its_link_may_go_the_other_way_tells_its_end() {
+fn a_device_that_closes_when_its_link_has_taken_its_peers_connection_tells_its_end() {
     for polls in 0..40 {
         let [mut here, mut there] = [0, 1].map(Side::new);
         let out = here.connect(&there, 1);
         bring_up(&[&out], &mut [&mut here, &mut there]);
         let _back = there.connect(&here, 0);
-        let link = there.device.shared.link(0).unwrap();
-        while link.reader().is_none() {
-            there.poll();
-        }
         let mut events: Vec<_> = (0..polls).flat_map(|_| here.poll()).collect();
         let (rest, _) = close_while_polled(&there, &mut here, Duration::ZERO);
         events.extend(rest);
@@ -574,4 +567,77 @@ fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() 
         there.device.close();
     });
     assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}
+
+/// Forwards one connection, and keeps what its listener answers until it is told to go on.
+fn held(target: u16) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let (go, goes) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut near, _) = listener.accept().unwrap();
+        let mut far = TcpStream::connect(("127.0.0.1", target)).unwrap();
+        let (mut near_in, mut far_in) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 3000];
+            while let Ok(len @ 1..) = near_in.read(&mut bytes) {
+                // The near side is read on when the far one has gone.
+                let _ = far.write_all(&bytes[..len]);
+            }
+        });
+        // First passes the welcome, then what follows is kept.
+        far_in.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let mut bytes = [0; 3000];
+        let mut kept = Vec::new();
+        let mut is_held = false;
+        loop {
+            match far_in.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(len) if is_held => kept.extend(&bytes[..len]),
+                Ok(len) => near.write_all(&bytes[..len]).unwrap(),
+                Err(_) => match goes.try_recv() {
+                    Ok(()) if is_held => break,
+                    Ok(()) => is_held = true,
+                    Err(_) => {}
+                },
+            }
+        }
+        let _ = far_in.shutdown(Shutdown::Both);
+        // The other device makes a connection of its own meanwhile.
+        let _ = goes.recv();
+        near.write_all(&kept).unwrap();
+        let _ = near.shutdown(Shutdown::Write);
+        std::thread::sleep(Duration::from_secs(20));
+    });
+    (at, go)
+}
+
+#[test]
+fn what_comes_late_of_a_connection_that_the_peer_has_left_does_not_stop_the_link() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let mut address = Address::decode(&there.device.address()).unwrap();
+    let (at, go) = held(address.port);
+    (address.hosts, address.port) = (vec![at.ip()], at.port());
+    let out = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    bring_up(&[&out], &mut [&mut here, &mut there]);
+    go.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(250));
+    let back = there.connect(&here, 0);
+    let polls = |here: &mut Side, there: &mut Side, span: u64| {
+        let (start, mut came) = (Instant::now(), Vec::new());
+        while start.elapsed() < Duration::from_millis(span) {
+            came.extend(here.poll());
+            came.extend(there.poll());
+        }
+        came
+    };
+    polls(&mut here, &mut there, 50);
+    go.send(()).unwrap();
+    polls(&mut here, &mut there, 400);
+    assert!(back.is_up());
+    go.send(()).unwrap();
+    polls(&mut here, &mut there, 200);
+    assert!(send(&out, 0, 8));
+    let came = polls(&mut here, &mut there, 1000);
+    assert!(came.iter().filter_map(arrival).any(|it| it == (0, 0)), "{came:?}");
 }
