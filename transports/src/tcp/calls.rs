@@ -1,11 +1,9 @@
 //! Connections that come in: each proves itself, and belongs to ends that are new or known.
 
 use super::device::{Polling, TcpDevice};
-use super::inbound::Inbound;
-use super::incoming::Incoming;
-use super::names::LISTENER;
+use super::incoming::{Inbound, Incoming};
 use super::outgoing::{Outgoing, Risen};
-use super::shared::Shared;
+use super::shared::{LISTENER, Shared};
 use super::strangers::Guest;
 use super::wire;
 use crate::net::greeting::Carrier as _;
@@ -71,26 +69,26 @@ impl TcpDevice {
             polling.crossed.retain(|it| name(it) != name(&guest));
             return polling.crossed.push(guest);
         }
-        let Guest { mut channel, hello, home, .. } = guest;
         let known = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
         let received = known.map_or(0, |entry| entry.incoming.received());
-        let Some(answer) = link.answer(&self.shared, &hello, received) else { return };
-        if channel.say(&answer.message(wire::WELCOME)).is_err() || channel.unwritten() > 0 {
+        let Some(answer) = link.answer(&self.shared, &guest.hello, received) else { return };
+        let said = guest.channel.say(&answer.message(wire::WELCOME));
+        if said.is_err() || guest.channel.unwritten() > 0 {
             return;
         }
-        let (socket, behind) = channel.into_stream();
+        let (socket, behind) = guest.channel.into_stream();
         if let Err(error) = self.shared.serve(&socket, link.index) {
             return self.shared.tell_of_shortage(error);
         }
-        let (socket, window) = (Arc::new(socket), hello.window.get());
+        let (socket, window) = (Arc::new(socket), guest.hello.window.get());
         // What the connection before still brings comes again on this one.
-        self.attach(polling, &link, Risen { socket: socket.clone(), window, home, behind });
-        link.rise(&self.shared, socket, &hello);
+        self.attach(polling, &link, Risen { socket: socket.clone(), window, behind });
+        link.rise(&self.shared, socket, guest.home, &guest.hello);
     }
 
     /// Has the receiving end go on with a connection that has come up.
     pub(super) fn attach(&self, polling: &mut Polling, link: &Arc<Outgoing>, risen: Risen) {
-        let Risen { socket, window, home, behind } = risen;
+        let Risen { socket, window, behind } = risen;
         let (place, longest) = (link.index as usize, self.shared.packets.packet_size());
         if place >= polling.inbound.len() {
             polling.inbound.resize_with(place + 1, || None);
@@ -100,7 +98,11 @@ impl TcpDevice {
         incoming.append(&behind);
         polling.has_backlog |= incoming.has_whole(longest);
         let (link, socket) = (link.clone(), Some(socket));
-        polling.inbound[place] = Some(Inbound { incoming, link, socket, home, lost: None });
+        polling.inbound[place] = Some(Inbound { incoming, link, socket });
+        if !polling.crossed.is_empty() {
+            // They have waited for the end of dialling.
+            self.shared.look_soon();
+        }
     }
 
     /// Returns the end to which a connection belongs: the one that it had before, one of a link to

@@ -5,12 +5,10 @@
 
 use super::address::Address;
 use super::flusher::Flusher;
-use super::inbound::{Inbound, Lost};
-use super::incoming::{Fault, Read, Receiving};
+use super::incoming::{Fault, Inbound, Read, Receiving};
 use super::link::TcpLink;
-use super::names::{BELL, LINK, LISTENER, STRANGER, TIMER};
-use super::outgoing::{Outgoing, heard_at};
-use super::shared::Shared;
+use super::outgoing::Outgoing;
+use super::shared::{BELL, LINK, LISTENER, STRANGER, Shared, TIMER};
 use super::strangers::{Guest, Strangers};
 use super::{NAME, Options, socket};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
@@ -53,6 +51,9 @@ const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
 
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
+
+/// Time without such a look after which this process has not asked its peers.
+const IDLE: Duration = Duration::from_millis(1500);
 
 #[derive(Debug)]
 pub(super) struct Polling {
@@ -256,6 +257,9 @@ impl TcpDevice {
         if let Some(acked) = entry.incoming.take_acked() {
             entry.link.acknowledge(&self.shared, acked);
         }
+        if read == Ok(Read::Some) {
+            entry.link.has_heard.store(true, Ordering::Relaxed);
+        }
         let peer = entry.incoming.peer;
         match read {
             Ok(read) => {
@@ -290,8 +294,6 @@ impl TcpDevice {
         let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
         let Some(socket) = entry.socket.take() else { return };
         entry.link.lost(&self.shared, &socket, entry.incoming.received());
-        let heard = heard_at(&socket, self.shared.options.timeout);
-        entry.lost = Some(Lost::after(heard.elapsed()));
         self.shared.look_soon();
     }
 
@@ -306,6 +308,7 @@ impl TcpDevice {
     #[cold]
     fn look(&self, polling: &mut Polling, batch: &mut Batch) {
         polling.looked_at = ticks();
+        self.excuse(polling);
         if self.shared.is_closed() {
             return;
         }
@@ -356,6 +359,7 @@ impl TcpDevice {
 
     /// Looks after connections that are not up, or stand still.
     fn tick(&self, polling: &mut Polling) {
+        self.excuse(polling);
         polling.ticked_at = Instant::now();
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
@@ -364,7 +368,7 @@ impl TcpDevice {
             polling.is_deaf = watched.is_err();
         }
         // One may have waited for a resource that was short.
-        for place in polling.strangers.places() {
+        for place in polling.strangers.pending.places() {
             self.hear_stranger(polling, place);
         }
         for guest in std::mem::take(&mut polling.crossed) {
@@ -384,19 +388,15 @@ impl TcpDevice {
                 self.shared.outgoing.lock()[link.index as usize] = None;
             }
         }
-        let timeout = self.shared.options.timeout;
-        for index in 0..polling.inbound.len() {
-            let Some(Some(entry)) = polling.inbound.get_mut(index) else { continue };
-            // A link that dials hears whether the process is there.
-            let Some(lost) = entry.lost.as_mut().filter(|_| !entry.link.is_served()) else {
-                continue;
-            };
-            polling.is_troubled = true;
-            let peer = entry.incoming.peer;
-            if let Some(cause) = lost.ask(entry.home, timeout) {
-                polling.leave(u32::try_from(index).unwrap_or(u32::MAX));
-                self.shared.has_died(peer, DownCause::Gone(cause));
-            }
+    }
+
+    /// Does not count a time against peers in which this process did not ask them.
+    fn excuse(&self, polling: &mut Polling) {
+        let span = polling.ticked_at.elapsed();
+        if span > IDLE.max(self.shared.options.timeout / 8) {
+            polling.ticked_at = Instant::now();
+            let links = self.shared.outgoing.lock().clone();
+            links.iter().flatten().for_each(|link| link.excuse(span));
         }
     }
 }
@@ -514,9 +514,8 @@ impl Device for TcpDevice {
         }
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
-        let needs_time = polling.inbound.iter().flatten().any(|entry| entry.lost.is_some())
-            || links.iter().flatten().any(is_moving)
-            || !polling.strangers.is_empty()
+        let needs_time = links.iter().flatten().any(is_moving)
+            || !polling.strangers.pending.is_empty()
             || polling.is_deaf;
         // Another thread may send meanwhile, and the peer's machine fall silent.
         let is_used = links.iter().flatten().any(|link| !link.is_over());

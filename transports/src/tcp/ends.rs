@@ -1,7 +1,7 @@
 //! Ends of peers: reported once each, behind what the peer sent before.
 
 use super::device::{Polling, TcpDevice};
-use super::inbound::Inbound;
+use super::incoming::Inbound;
 use crate::contract::{Batch, DownCause, Event, PeerId};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -1,10 +1,12 @@
-//! The receiving end of a peer's link: bytes become messages, and puts are scattered into windows.
+//! The receiving end of a connection: bytes become messages, and puts are scattered into windows.
 //!
 //! It outlives a connection. The bytes that it has taken off one are counted, and the next one
 //! goes on behind them.
 
 use super::frame::{Frame, HEAD};
-use super::socket::receive;
+use super::outgoing::Outgoing;
+use super::shared::Shared;
+use super::socket::{drain, receive};
 use super::windows::{Window, Windows};
 use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
 use crate::mem::{MemMut, MemRef, PacketSource, SmallBytes, copy::copy_now};
@@ -280,6 +282,36 @@ impl Incoming {
         if self.landing.as_ref().is_some_and(|landing| landing.left == 0) {
             self.landing = None;
             self.owes_ack = true;
+        }
+    }
+}
+
+/// A receiving end, with its connection.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    pub(super) incoming: Incoming,
+    /// The sending end, which has the same place.
+    pub(super) link: Arc<Outgoing>,
+    pub(super) socket: Option<Arc<TcpStream>>,
+}
+
+impl Inbound {
+    /// Acknowledges the bytes: all of them, or if that is due.
+    pub(super) fn acknowledge(&mut self, shared: &Shared, all: bool) {
+        let received = self.incoming.received();
+        if self.incoming.owes_ack(all)
+            && let Some(socket) = &self.socket
+            && self.link.note(shared, socket, Frame::Ack { received })
+        {
+            self.incoming.was_acked();
+        }
+    }
+
+    /// Drops what has come: this device is closed.
+    pub(super) fn drain(&self) {
+        if let Some(socket) = &self.socket {
+            // One that has ended brings nothing more.
+            let _ = drain(socket);
         }
     }
 }

@@ -5,14 +5,12 @@
 //! | `calls` | connections that come in |
 //! | `device` | the sockets of a device, and when a poll reads which of them |
 //! | `link` | a link, as the runtime has it: messages are gathered |
-//! | `names` | names of sockets in the epoll set |
 //! | `outgoing` | the sending end of a connection: dials, greets, sends again after a cut |
 //! | `shared` | state that links and the device share |
 //! | `ends` | ends of peers, reported behind what they sent before |
 //! | `flusher` | the thread that sends what was left for a poll that does not come |
 //! | `outflow` | the bytes that are owed to the peer, until they are acknowledged |
-//! | `inbound` | the receiving end: acknowledgements, and peers that may be dead |
-//! | `incoming` | bytes that come: they become messages, and puts land in windows |
+//! | `incoming` | the receiving end: bytes become messages, and puts land in windows |
 //! | `windows` | buffers that peers' puts are scattered into, until they are taken back |
 //! | `strangers` | connections that have not proved themselves |
 //! | [`frame`] | the heads between the bytes |
@@ -47,10 +45,8 @@ mod device;
 mod ends;
 mod flusher;
 pub mod frame;
-mod inbound;
 mod incoming;
 mod link;
-mod names;
 mod outflow;
 mod outgoing;
 mod settings;

@@ -9,9 +9,8 @@
 mod dialling;
 
 use super::frame::{Frame, HEAD};
-use super::names::LINK;
 use super::outflow::{Body, Outflow};
-use super::shared::Shared;
+use super::shared::{LINK, Shared};
 use super::socket::{self, Gathered};
 use super::wire::Hello;
 use crate::clock::ticks;
@@ -22,8 +21,8 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use dialling::{Dialling, Greeted};
@@ -47,12 +46,12 @@ pub(super) struct Outgoing {
     pub(super) index: u32,
     /// Number that tells the peer which of this device's ends a connection belongs to.
     pub(super) number: u64,
-    /// Where it dials. Not set: no link of the user has this end, and the peer dials.
-    candidates: OnceLock<Vec<SocketAddr>>,
     pub(super) is_up: AtomicBool,
     is_over: AtomicBool,
     /// Ticks of the last call that has sent something.
     sent_at: AtomicU64,
+    /// Set when something has come since a message was last asked whether it answers that.
+    pub(super) has_heard: AtomicBool,
     pub(super) sending: Mutex<Sending>,
 }
 
@@ -60,6 +59,10 @@ pub(super) struct Outgoing {
 pub(super) struct Sending {
     pub(super) flow: Outflow,
     pub(super) line: Line,
+    /// Where it dials: the addresses that the peer has published, or the one from which it came.
+    candidates: Vec<SocketAddr>,
+    /// Set once a link of the user has this end.
+    is_served: bool,
     /// Set while it is in the device's list of links with unsent bytes.
     pub(super) is_listed: bool,
     /// Set while the descriptor is watched for room.
@@ -93,8 +96,6 @@ pub(super) struct Risen {
     pub(super) socket: Arc<TcpStream>,
     /// Bytes that the peer sends without an acknowledgement.
     pub(super) window: u64,
-    /// Where the peer's device listens.
-    pub(super) home: SocketAddr,
     /// The first bytes.
     pub(super) behind: Vec<u8>,
 }
@@ -105,6 +106,8 @@ impl Outgoing {
         let sending = Sending {
             flow: Outflow::default(),
             line: Line::Pause(Instant::now()),
+            candidates: Vec::new(),
+            is_served: false,
             is_listed: false,
             waits_for_room: false,
             alive_at: Instant::now(),
@@ -119,10 +122,10 @@ impl Outgoing {
             device,
             index,
             number,
-            candidates: OnceLock::new(),
             is_up: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             sent_at: AtomicU64::new(0),
+            has_heard: AtomicBool::new(false),
             sending: Mutex::new(sending),
         }
     }
@@ -130,20 +133,15 @@ impl Outgoing {
     /// Gives this end to a link of the user. Returns `false` if it has one, or is over.
     pub(super) fn serve(&self, shared: &Shared, candidates: &[SocketAddr]) -> bool {
         let mut sending = self.sending.lock();
-        let is_over = matches!(sending.line, Line::Over(_));
-        if is_over || self.candidates.set(candidates.into()).is_err() {
+        if sending.is_served || matches!(sending.line, Line::Over(_)) {
             return false;
         }
+        (sending.is_served, sending.candidates) = (true, candidates.into());
         match sending.line {
             Line::Up(_) => shared.tell(Event::Connected { peer: self.peer }),
             _ => sending.alive_at = Instant::now(),
         }
         true
-    }
-
-    /// Returns `true` if a link of the user has this end: it dials.
-    pub(super) fn is_served(&self) -> bool {
-        self.candidates.get().is_some()
     }
 
     /// Returns `true` once nothing more is to be done for it.
@@ -158,21 +156,17 @@ impl Outgoing {
 
     /// Returns `true` if time alone may change it: it is not up, or bytes are in flight.
     pub(super) fn is_moving(&self) -> bool {
-        self.sending.try_lock().is_none_or(|sending| match &sending.line {
-            Line::Over(_) => false,
-            Line::Up(socket) => socket::in_flight(socket) > 0,
-            Line::Dialling(_) => true,
-            Line::Pause(_) => self.is_served(),
-        })
+        self.sending.try_lock().is_none_or(|sending| sending.is_moving())
     }
 
     /// Does what is possible now: dials, greets, sends. Returns a connection that has come up.
     pub(super) fn advance(&self, shared: &Shared) -> Option<Risen> {
         let mut sending = self.sending.lock();
         loop {
+            let dials = sending.dials();
             match &mut sending.line {
                 Line::Over(_) => return None,
-                Line::Pause(until) if *until > Instant::now() || !self.is_served() => return None,
+                Line::Pause(until) if *until > Instant::now() || !dials => return None,
                 Line::Pause(_) => self.dial(&mut sending, shared, (0, true)),
                 Line::Up(_) => {
                     self.flush(&mut sending, shared);
@@ -188,7 +182,7 @@ impl Outgoing {
                         let heard = dialling.is_connected.then_some(&dialling.channel);
                         let heard = heard.map(|channel| heard_at(channel, timeout));
                         sending.alive_at = heard.unwrap_or(sending.alive_at);
-                        if next.0 < self.candidates().len() {
+                        if next.0 < sending.candidates.len() {
                             self.dial(&mut sending, shared, next);
                         } else {
                             self.pause(&mut sending, shared, &why, next.1);
@@ -201,6 +195,12 @@ impl Outgoing {
                 },
             }
         }
+    }
+
+    /// Returns `true` if the next message may answer one that has come.
+    #[inline]
+    pub(super) fn answers(&self) -> bool {
+        self.has_heard.load(Ordering::Relaxed) && self.has_heard.swap(false, Ordering::Relaxed)
     }
 
     /// Ticks since the last call that has sent something.
@@ -219,17 +219,23 @@ impl Outgoing {
     /// Looks for a connection that stands still. Returns `true` if it has to be looked at again
     /// soon.
     pub(super) fn look_after(&self) -> bool {
-        match &self.sending.lock().line {
-            Line::Over(_) => false,
-            Line::Up(socket) if socket::in_flight(socket) == 0 => false,
-            Line::Up(socket) => {
-                if socket::stalled(socket).is_some_and(|silent| silent > STALLED) {
-                    self.breaks(socket, "its machine acknowledges nothing");
-                }
-                true
-            }
-            Line::Dialling(_) => true,
-            Line::Pause(_) => self.is_served(),
+        let sending = self.sending.lock();
+        let is_moving = sending.is_moving();
+        if is_moving
+            && let Line::Up(socket) = &sending.line
+            && socket::stalled(socket).is_some_and(|silent| silent > STALLED)
+        {
+            self.breaks(socket, "its machine acknowledges nothing");
+        }
+        is_moving
+    }
+
+    /// Does not count a time against the peer in which this process did not ask.
+    pub(super) fn excuse(&self, span: Duration) {
+        let mut sending = self.sending.lock();
+        sending.alive_at = (sending.alive_at + span).min(Instant::now());
+        if let Line::Dialling(dialling) = &mut sending.line {
+            dialling.until += span;
         }
     }
 
@@ -306,12 +312,23 @@ impl Outgoing {
         }
     }
 
-    /// Goes on with a connection on which the peer has said `hello`, behind the bytes that it has.
-    /// Returns `false` if the link has ended.
-    pub(super) fn rise(&self, shared: &Shared, socket: Arc<TcpStream>, hello: &Hello) -> bool {
-        self.rises(&mut self.sending.lock(), shared, socket, hello)
+    /// Goes on with a connection that the peer has made. `home`: where its device listens.
+    pub(super) fn rise(
+        &self,
+        shared: &Shared,
+        socket: Arc<TcpStream>,
+        home: SocketAddr,
+        hello: &Hello,
+    ) {
+        let mut sending = self.sending.lock();
+        if !sending.is_served {
+            sending.candidates = vec![home];
+        }
+        self.rises(&mut sending, shared, socket, hello);
     }
 
+    /// Goes on with a connection on which the peer has said `hello`, behind the bytes that it has.
+    /// Returns `false` if the link has ended.
     fn rises(
         &self,
         sending: &mut Sending,
@@ -329,7 +346,7 @@ impl Outgoing {
         (sending.other, sending.waits_for_room) = (hello.from.get(), false);
         sending.alive_at = Instant::now();
         sending.line = Line::Up(socket);
-        if !self.is_up.swap(true, Ordering::Release) && self.is_served() {
+        if !self.is_up.swap(true, Ordering::Release) && sending.is_served {
             shared.tell(Event::Connected { peer: self.peer });
         }
         self.flush(sending, shared);
@@ -437,10 +454,6 @@ impl Outgoing {
             shared.has_died(self.peer, cause);
         }
     }
-
-    fn candidates(&self) -> &[SocketAddr] {
-        self.candidates.get().map_or(&[], Vec::as_slice)
-    }
 }
 
 /// Returns when the peer's kernel was last heard of, but at most half the time ago after which the
@@ -456,6 +469,20 @@ fn completion(body: Body, outcome: Result<(), Box<OpFailure>>) -> Event {
 }
 
 impl Sending {
+    /// Returns `true` if it knows where to dial, or has to.
+    fn dials(&self) -> bool {
+        self.is_served || !self.candidates.is_empty()
+    }
+
+    fn is_moving(&self) -> bool {
+        match &self.line {
+            Line::Over(_) => false,
+            Line::Up(socket) => socket::in_flight(socket) > 0,
+            Line::Dialling(_) => true,
+            Line::Pause(_) => self.dials(),
+        }
+    }
+
     pub(super) fn bye(&mut self) {
         if !self.is_dropped && !matches!(self.line, Line::Over(_)) {
             self.is_dropped = true;

@@ -2,7 +2,6 @@
 
 use super::address::Address;
 use super::flusher::Flusher;
-use super::names::LINK;
 use super::outgoing::Outgoing;
 use super::windows::Windows;
 use super::{Options, socket, wire};
@@ -21,6 +20,13 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+// Names of sockets in the epoll set. The low half of a name is a place.
+pub(super) const LISTENER: u64 = 0;
+pub(super) const BELL: u64 = 1;
+pub(super) const TIMER: u64 = 2;
+pub(super) const LINK: u64 = 1 << 32;
+pub(super) const STRANGER: u64 = 2 << 32;
 
 /// State that links and the device share.
 #[derive(Debug)]

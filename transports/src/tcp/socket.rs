@@ -48,11 +48,17 @@ impl<'a> Gathered<'a> {
 
     /// Sends what the socket has room for. Returns the number of bytes.
     pub(super) fn send(&mut self, socket: &TcpStream) -> Result<usize, Errno> {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if self.count == 1 {
+            // SAFETY: the first piece is initialised.
+            let libc::iovec { iov_base, iov_len } = unsafe { self.pieces[0].assume_init() };
+            // SAFETY: it is borrowed as long as this is; the kernel reads it.
+            return count(unsafe { libc::send(socket.as_raw_fd(), iov_base, iov_len, flags) });
+        }
         // SAFETY: all zero is a message without name, control data and flags.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.pieces.as_mut_ptr().cast();
         message.msg_iovlen = self.count;
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: the first `count` pieces are initialised, and borrowed as long as this is; the
         // kernel reads them.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };

@@ -1,7 +1,6 @@
 //! Connections that have not proved themselves, or not said to which link they belong.
 
-use super::names::STRANGER;
-use super::shared::Shared;
+use super::shared::{STRANGER, Shared};
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
@@ -25,11 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// The pending connections of a device.
 #[derive(Debug)]
 pub(super) struct Strangers {
-    pending: Pending<Stranger>,
+    pub(super) pending: Pending<Stranger>,
 }
 
 #[derive(Debug)]
-struct Stranger {
+pub(super) struct Stranger {
     channel: TcpChannel,
     from: SocketAddr,
     /// Until both sides are proved.
@@ -52,10 +51,6 @@ impl Strangers {
     pub(super) fn of(ranks: u32) -> Self {
         let most = MOST.max(2 * ranks as usize);
         Self { pending: Pending::new(most, PATIENCE) }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
     }
 
     /// Drops those that have been here for too long. Returns `true` if some are left.
@@ -86,11 +81,6 @@ impl Strangers {
             }
         }
         Ok(place)
-    }
-
-    /// Returns the places of all.
-    pub(super) fn places(&self) -> Vec<u32> {
-        self.pending.places()
     }
 
     /// Goes on with a connection. Returns it when it has proved itself and named its link.

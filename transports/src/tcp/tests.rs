@@ -1,21 +1,21 @@
 //! Devices of one process that send to each other, directly and over a relay.
 
+mod relays;
+
 use super::Options;
 use super::address::Address;
 use super::device::TcpDevice;
 use crate::contract::{
-    AddressBlob, Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload,
-    PeerId, Submit,
+    Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
 };
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
 use proptest::prelude::*;
+use relays::{Relay, held, relayed, silent};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketType, ipproto};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
@@ -43,11 +43,15 @@ impl Side {
 
     /// `packets`: those that are free, at most; `window`: bytes.
     fn with(me: u32, packets: usize, window: usize) -> Self {
+        Self::within(TIMEOUT, me, packets, window)
+    }
+
+    /// `timeout`: until a silent peer counts as gone.
+    fn within(timeout: Duration, me: u32, packets: usize, window: usize) -> Self {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
         let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();
         let held = all.into_iter().skip(packets).collect();
-        let options =
-            Options { packet_size: PACKET, window, timeout: TIMEOUT, ..Options::default() };
+        let options = Options { packet_size: PACKET, window, timeout, ..Options::default() };
         let device = TcpDevice::open(options, identity(me), Arc::new(pool)).unwrap();
         Self { device, batch: Batch::new(8), _held: held }
     }
@@ -119,14 +123,6 @@ fn until_shared(sides: &mut [&mut Side; 2]) {
         }
         assert!(start.elapsed() < Duration::from_secs(10), "each has a connection of its own");
     }
-}
-
-/// Returns a relay to a device, and the address of the device over it.
-fn relayed(to: &Side) -> (Relay, AddressBlob) {
-    let mut address = Address::decode(&to.device.address()).unwrap();
-    let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
-    (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
-    (relay, address.encode())
 }
 
 /// A link over a relay, with the numbers of its device and its peer's.
@@ -417,50 +413,6 @@ fn two_senders_that_never_pause_have_their_turns() {
     assert!(came.iter().all(|came| *came > 10_000), "{came:?}");
 }
 
-/// Forwards connections, and can keep back what their listeners answer.
-struct Relay {
-    at: SocketAddr,
-    is_mute: Arc<AtomicBool>,
-    open: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Relay {
-    fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (at, is_mute) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
-        let open = Arc::new(Mutex::new(Vec::new()));
-        let (all, mute) = (open.clone(), is_mute.clone());
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let Ok(far) = TcpStream::connect(target) else { continue };
-                for (from, to, is_back) in [(&near, &far, false), (&far, &near, true)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let mute = mute.clone();
-                    std::thread::spawn(move || {
-                        let mut bytes = [0; 3000];
-                        while let Ok(len @ 1..) = from.read(&mut bytes) {
-                            let is_kept = is_back && mute.load(Ordering::SeqCst);
-                            if !is_kept && to.write_all(&bytes[..len]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(Shutdown::Write);
-                    });
-                }
-                all.lock().unwrap().extend([near, far]);
-            }
-        });
-        Self { at, is_mute, open }
-    }
-
-    /// Ends all connections.
-    fn cut(&self) {
-        for stream in self.open.lock().unwrap().drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
 #[test]
 fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_is_lost() {
     let [mut here, mut there] = [0, 1].map(Side::new);
@@ -515,19 +467,6 @@ fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
     }
 }
 
-/// Returns a listener whose kernel answers no more connects, and the connections that fill it.
-fn silent() -> (TcpListener, Vec<TcpStream>) {
-    let family = AddressFamily::INET;
-    let socket = rustix::net::socket(family, SocketType::STREAM, Some(ipproto::TCP)).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
-    rustix::net::listen(&socket, 0).unwrap();
-    let listener = TcpListener::from(socket);
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
-    let short = Duration::from_millis(100);
-    let filling = std::iter::from_fn(|| TcpStream::connect_timeout(&at, short).ok()).collect();
-    (listener, filling)
-}
-
 #[test]
 fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
     let (listener, _filling) = silent();
@@ -550,6 +489,23 @@ fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
 }
 
 #[test]
+fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
+    let (listener, _filling) = silent();
+    let timeout = Duration::from_secs(2);
+    let mut here = Side::within(timeout, 0, usize::MAX, 1 << 20);
+    let mut address = Address::decode(&here.device.address()).unwrap();
+    address.port = listener.local_addr().unwrap().port();
+    address.hosts = vec![Ipv4Addr::LOCALHOST.into()];
+    let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    here.poll_for(Duration::from_millis(100));
+    std::thread::sleep(timeout);
+    let events = here.poll_for(timeout / 2);
+    assert!(!events.iter().any(is_down), "{events:?}");
+    let events = here.poll_for(timeout);
+    assert!(events.iter().any(is_down), "{events:?}");
+}
+
+#[test]
 fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
     let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
     let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
@@ -567,49 +523,6 @@ fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() 
         there.device.close();
     });
     assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
-}
-
-/// Forwards one connection, and keeps what its listener answers until it is told to go on.
-fn held(target: u16) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    let (go, goes) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let (mut near, _) = listener.accept().unwrap();
-        let mut far = TcpStream::connect(("127.0.0.1", target)).unwrap();
-        let (mut near_in, mut far_in) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-        std::thread::spawn(move || {
-            let mut bytes = [0; 3000];
-            while let Ok(len @ 1..) = near_in.read(&mut bytes) {
-                // The near side is read on when the far one has gone.
-                let _ = far.write_all(&bytes[..len]);
-            }
-        });
-        // First passes the welcome, then what follows is kept.
-        far_in.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        let mut bytes = [0; 3000];
-        let mut kept = Vec::new();
-        let mut is_held = false;
-        loop {
-            match far_in.read(&mut bytes) {
-                Ok(0) => break,
-                Ok(len) if is_held => kept.extend(&bytes[..len]),
-                Ok(len) => near.write_all(&bytes[..len]).unwrap(),
-                Err(_) => match goes.try_recv() {
-                    Ok(()) if is_held => break,
-                    Ok(()) => is_held = true,
-                    Err(_) => {}
-                },
-            }
-        }
-        let _ = far_in.shutdown(Shutdown::Both);
-        // The other device makes a connection of its own meanwhile.
-        let _ = goes.recv();
-        near.write_all(&kept).unwrap();
-        let _ = near.shutdown(Shutdown::Write);
-        std::thread::sleep(Duration::from_secs(20));
-    });
-    (at, go)
 }
 
 #[test]

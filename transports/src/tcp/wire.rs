@@ -77,8 +77,10 @@ impl Hello {
     /// What is wrong with the message.
     pub(super) fn read(expected: u32, message: &[u8]) -> Result<Self, String> {
         match PROTOCOL.read(message)? {
-            (kind, body) if kind == expected => Self::read_from_bytes(body)
-                .map_err(|_| format!("an introduction of {} bytes", body.len())),
+            (kind, body) if kind == expected => match Self::read_from_bytes(body) {
+                Ok(hello) if hello.from.get() > 0 => Ok(hello),
+                _ => Err(format!("an introduction of {} bytes", body.len())),
+            },
             (REFUSAL, body) => Err(words(body)),
             (kind, _) => Err(format!("a message of kind {kind}")),
         }

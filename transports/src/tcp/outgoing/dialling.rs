@@ -5,13 +5,13 @@ use crate::contract::DownCause;
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
 use crate::net::proof::{Role, Unproven};
 use crate::net::streams::TcpChannel;
-use crate::tcp::names::LINK;
-use crate::tcp::shared::Shared;
+use crate::tcp::shared::{LINK, Shared};
 use crate::tcp::socket;
 use crate::tcp::wire::{self, Hello};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(in crate::tcp) struct Dialling {
     pub(super) channel: TcpChannel,
+    to: SocketAddr,
     /// Which of the addresses it is.
     pub(super) candidate: usize,
     /// All those before have refused.
     pub(super) refused: bool,
     pub(super) is_connected: bool,
-    until: Instant,
+    pub(super) until: Instant,
     /// What is said once both sides are proved.
     hello: Hello,
     /// Until both sides are proved.
@@ -38,11 +39,11 @@ impl Outgoing {
         shared: &Shared,
         (candidate, refused): (usize, bool),
     ) {
-        let Some(to) = self.candidates().get(candidate).copied() else {
+        let Some(to) = sending.candidates.get(candidate).copied() else {
             let why = "it has no address that this machine can dial".into();
             return self.end(sending, shared, DownCause::Gone(why));
         };
-        sending.attempts += 1;
+        sending.attempts = sending.attempts.saturating_add(1);
         let hello = self.hello(sending, shared);
         let begin = || -> Result<Dialling, Errno> {
             let socket = socket::dial(to, &shared.options.congestion)?;
@@ -55,7 +56,7 @@ impl Outgoing {
             let until = Instant::now() + self.patience(sending, shared.options.timeout);
             let greeting = Some(Box::new(greeting));
             let is_connected = false;
-            Ok(Dialling { channel, candidate, refused, is_connected, until, hello, greeting })
+            Ok(Dialling { channel, to, candidate, refused, is_connected, until, hello, greeting })
         };
         match begin() {
             Ok(dialling) => sending.line = Line::Dialling(Box::new(dialling)),
@@ -65,7 +66,7 @@ impl Outgoing {
                 sending.alive_at = Instant::now();
                 sending.line = Line::Pause(Instant::now() + PAUSE);
             }
-            Err(error) if candidate + 1 < self.candidates().len() => {
+            Err(error) if candidate + 1 < sending.candidates.len() => {
                 tracing::debug!(%to, %error, "an address cannot be dialled");
                 self.dial(sending, shared, (candidate + 1, false));
             }
@@ -76,7 +77,7 @@ impl Outgoing {
     /// Returns the time limit of a connect: all addresses have their turn before the peer counts as
     /// gone.
     fn patience(&self, sending: &Sending, timeout: Duration) -> Duration {
-        let addresses = u32::try_from(self.candidates().len()).unwrap_or(u32::MAX).max(1);
+        let addresses = u32::try_from(sending.candidates.len()).unwrap_or(u32::MAX).max(1);
         let left = timeout.saturating_sub(sending.alive_at.elapsed());
         (timeout / 2 / addresses).min(CONNECT).min(left).max(PAUSE)
     }
@@ -97,8 +98,7 @@ impl Outgoing {
 
     /// Goes on with the first messages of a connection.
     pub(super) fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
-        let Dialling { channel, candidate, is_connected, until, hello, greeting, .. } = dialling;
-        let to = self.candidates().get(*candidate).map(ToString::to_string).unwrap_or_default();
+        let Dialling { channel, to, is_connected, until, hello, greeting, .. } = dialling;
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
         if !*is_connected {
             match sockopt::socket_error(&*channel) {
@@ -158,19 +158,14 @@ impl Outgoing {
         else {
             return None;
         };
-        let home = self.candidates().get(dialling.candidate).copied()?;
         let (socket, behind) = dialling.channel.into_stream();
         if let Err(error) = shared.serve(&socket, self.index) {
             shared.tell_of_shortage(error);
             return None;
         }
         let (socket, window) = (Arc::new(socket), hello.window.get());
-        self.rises(sending, shared, socket.clone(), hello).then_some(Risen {
-            socket,
-            window,
-            home,
-            behind,
-        })
+        let is_up = self.rises(sending, shared, socket.clone(), hello);
+        is_up.then_some(Risen { socket, window, behind })
     }
 }
 
