@@ -40,7 +40,7 @@ impl TcpDevice {
 
     /// Leaves callers in the kernel's queue until the next tick, since this process lacks what they
     /// take. Until then they wake no thread.
-    fn listen_later(&self, polling: &mut Polling, error: Errno) {
+    pub(super) fn listen_later(&self, polling: &mut Polling, error: Errno) {
         self.shared.tell_of_shortage(error);
         if let Some(listener) = &polling.listener {
             let none = EventFlags::empty();
@@ -70,7 +70,7 @@ impl TcpDevice {
             return polling.crossed.push(guest);
         }
         let known = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
-        let received = known.map_or(0, |entry| entry.incoming.received());
+        let received = known.map_or(0, |entry| entry.incoming.received);
         let Some(answer) = link.answer(&self.shared, &guest.hello, received) else { return };
         let said = guest.channel.say(&answer.message(wire::WELCOME));
         if said.is_err() || guest.channel.unwritten() > 0 {

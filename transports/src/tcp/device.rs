@@ -87,7 +87,7 @@ pub(super) struct Polling {
 #[derive(Debug)]
 pub(super) struct TcpDevice {
     pub(super) shared: Arc<Shared>,
-    polling: BiasedLock<Polling>,
+    pub(super) polling: BiasedLock<Polling>,
     timer: OwnedFd,
     this: Weak<Self>,
     /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
@@ -107,7 +107,6 @@ impl TcpDevice {
             .map_err(|error| unavailable(format!("CARRACK_TCP_INTERFACE: {error}")))?;
         let listener = socket::listen(&options.ports, &options.congestion)
             .map_err(|error| unavailable(format!("it cannot listen: {error}")))?;
-        let ranks = identity.ranks;
         let opened = || -> Result<Arc<Self>, std::io::Error> {
             let port = listener.local_addr()?.port();
             let hosts = own.iter().map(|interface| interface.address).collect();
@@ -140,8 +139,8 @@ impl TcpDevice {
             shared.watch(shared.sleepers.as_fd(), BELL, EventFlags::IN)?;
             shared.watch(timer.as_fd(), TIMER, EventFlags::IN)?;
             let polling = Polling {
-                listener: Some(listener.try_clone()?),
-                strangers: Strangers::of(ranks),
+                listener: Some(listener),
+                strangers: Strangers::of(shared.identity.ranks),
                 crossed: Vec::new(),
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
@@ -182,15 +181,7 @@ impl TcpDevice {
         }
         self.shared.send_left(0);
         self.shared.expected.lock().drain(..).for_each(|index| polling.warm(index));
-        let mut events = self.shared.events.lock();
-        while !batch.is_full()
-            && let Some(event) = events.pop_front()
-        {
-            batch.push(event);
-        }
-        let is_left = !events.is_empty();
-        drop(events);
-        if is_left || !self.shared.deaths.lock().is_empty() {
+        if self.shared.yields(batch) || !self.shared.deaths.lock().is_empty() {
             self.shared.news.store(true, Ordering::Relaxed);
         }
     }
@@ -236,7 +227,9 @@ impl TcpDevice {
                 }
             } else if now.wrapping_sub(since) > WARM && !Self::is_awaited(polling, index) {
                 polling.hot.swap_remove(at);
-                self.acknowledge(polling, index, true);
+                if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
+                    entry.acknowledge(&self.shared, true);
+                }
             }
         }
     }
@@ -263,14 +256,14 @@ impl TcpDevice {
         let peer = entry.incoming.peer;
         match read {
             Ok(read) => {
-                if entry.incoming.is_over {
-                    self.acknowledge(polling, index, true);
+                let is_over = entry.incoming.is_over;
+                entry.acknowledge(&self.shared, is_over);
+                if is_over {
                     polling.leave(index);
                     self.shared.has_died(peer, DownCause::Closed);
                     return true;
                 }
                 polling.has_backlog |= entry.incoming.has_whole(packets.packet_size());
-                self.acknowledge(polling, index, false);
                 if read == Read::End {
                     self.lose(polling, index);
                 }
@@ -293,15 +286,8 @@ impl TcpDevice {
     fn lose(&self, polling: &mut Polling, index: u32) {
         let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
         let Some(socket) = entry.socket.take() else { return };
-        entry.link.lost(&self.shared, &socket, entry.incoming.received());
+        entry.link.lost(&self.shared, &socket, entry.incoming.received);
         self.shared.look_soon();
-    }
-
-    /// Acknowledges a peer's bytes: all of them, or if that is due.
-    fn acknowledge(&self, polling: &mut Polling, index: u32, all: bool) {
-        if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
-            entry.acknowledge(&self.shared, all);
-        }
     }
 
     /// Reads the epoll set.
@@ -508,10 +494,7 @@ impl Device for TcpDevice {
             self.shared.sleepers.end();
             return Armed::Ready;
         }
-        for at in 0..polling.hot.len() {
-            let index = polling.hot[at].0;
-            self.acknowledge(&mut polling, index, true);
-        }
+        polling.inbound.iter_mut().flatten().for_each(|it| it.acknowledge(&self.shared, true));
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
         let needs_time = links.iter().flatten().any(is_moving)
@@ -543,7 +526,7 @@ impl Device for TcpDevice {
         let mut polling = self.polling.lock();
         polling.listener = None;
         // Those that wait here hear no answer any more.
-        polling.strangers = Strangers::of(self.shared.ranks());
+        polling.strangers = Strangers::of(self.shared.identity.ranks);
         polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
         let links = self.shared.outgoing.lock().clone();

@@ -52,14 +52,10 @@ impl TcpDevice {
         }
         // Failing a link has reported the peer once more.
         self.shared.deaths.lock().retain(|(other, _)| *other != peer);
-        let mut events = self.shared.events.lock();
-        while !batch.is_full()
-            && let Some(event) = events.pop_front()
-        {
-            batch.push(event);
-        }
-        events.push_back(Event::PeerDown { peer, cause: cause.clone() });
-        self.shared.news.store(true, Ordering::Relaxed);
+        // One that waits for its turn would come up once more.
+        polling.crossed.retain(|guest| guest.peer != peer);
+        self.shared.yields(batch);
+        self.shared.tell(Event::PeerDown { peer, cause: cause.clone() });
         true
     }
 }

@@ -43,8 +43,8 @@ struct Landing {
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) peer: PeerId,
-    /// Bytes that were taken off its connections.
-    received: u64,
+    /// Bytes that were taken off its connections, which another one need not send again.
+    pub(super) received: u64,
     /// Bytes that were taken up since the last acknowledgement, apart from acknowledgements.
     fresh: u64,
     /// Bytes after which an acknowledgement is due.
@@ -91,11 +91,6 @@ impl Incoming {
             acked: None,
             is_over: false,
         }
-    }
-
-    /// Bytes that another connection need not send again.
-    pub(super) fn received(&self) -> u64 {
-        self.received
     }
 
     /// Returns `true` if an acknowledgement is due: a put has ended, or much has come; or, for that
@@ -145,7 +140,7 @@ impl Incoming {
                     match window.write(*at, room, |mut to| receive(socket, &mut to)) {
                         Some(received) => (received, room),
                         None => {
-                            self.landing = self.landing.take().map(Landing::taken_back);
+                            self.landing.iter_mut().for_each(|landing| landing.window = None);
                             continue;
                         }
                     }
@@ -179,8 +174,12 @@ impl Incoming {
         Ok(if turn > 0 { Read::Some } else { Read::Nothing })
     }
 
-    /// Returns `true` if a whole frame waits. `longest`: bytes of the longest message.
+    /// Returns `true` if a whole frame waits, or a part of a put. `longest`: bytes of the longest
+    /// message.
     pub(super) fn has_whole(&self, longest: usize) -> bool {
+        if self.landing.is_some() {
+            return !self.pending.is_empty();
+        }
         let Some((head, rest)) = self.pending.split_first_chunk::<HEAD>() else { return false };
         match Frame::decode(*head, longest) {
             Ok(Frame::Message { len, .. }) => rest.len() >= len,
@@ -298,7 +297,7 @@ pub(super) struct Inbound {
 impl Inbound {
     /// Acknowledges the bytes: all of them, or if that is due.
     pub(super) fn acknowledge(&mut self, shared: &Shared, all: bool) {
-        let received = self.incoming.received();
+        let received = self.incoming.received;
         if self.incoming.owes_ack(all)
             && let Some(socket) = &self.socket
             && self.link.note(shared, socket, Frame::Ack { received })
@@ -326,10 +325,6 @@ pub(super) enum Fault {
 }
 
 impl Landing {
-    fn taken_back(self) -> Self {
-        Self { window: None, ..self }
-    }
-
     fn came(&mut self, bytes: u64) {
         self.at += bytes;
         self.left -= bytes;
@@ -454,16 +449,17 @@ mod tests {
         let mut incoming = Incoming::new(PEER, 4000, 256);
         let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
         stream.extend(b"bytes");
-        for (at, piece) in stream.chunks(3).enumerate() {
-            assert!(!incoming.owes_ack(false), "piece {at}");
-            let mut to = Receiving {
-                packets: &pool,
-                windows: &windows,
-                batch: &mut batch,
-                scratch: &mut [],
-            };
+        let (packets, windows) = (&pool, &windows);
+        let mut to = Receiving { packets, windows, batch: &mut batch, scratch: &mut [] };
+        let (most, last) = stream.split_at(27);
+        for (at, piece) in most.chunks(3).enumerate() {
             incoming.take_in(piece, &mut to).unwrap();
+            assert!(!incoming.owes_ack(false), "piece {at}");
         }
+        // These come with the first messages of the next connection.
+        incoming.append(last);
+        assert!(incoming.has_whole(256), "nothing more will come");
+        assert_eq!(incoming.read(None, &mut to), Ok(Read::Nothing));
         assert!(incoming.owes_ack(false));
         let buffer = crate::contract::Exposed::take_back(open);
         assert_eq!(buffer.as_slice(), Some(&b"\0\0bytes\0\0\0"[..]));

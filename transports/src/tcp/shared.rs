@@ -5,7 +5,7 @@ use super::flusher::Flusher;
 use super::outgoing::Outgoing;
 use super::windows::Windows;
 use super::{Options, socket, wire};
-use crate::contract::{DownCause, Event, Identity, PeerId};
+use crate::contract::{Batch, DownCause, Event, Identity, PeerId};
 use crate::mem::PacketSource;
 use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
@@ -105,10 +105,6 @@ impl Shared {
         wire::greeting(role, &self.identity, self.address.key, self.address.port)
     }
 
-    pub(super) fn ranks(&self) -> u32 {
-        self.identity.ranks
-    }
-
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -117,6 +113,17 @@ impl Shared {
     pub(super) fn tell(&self, event: Event) {
         self.events.lock().push_back(event);
         self.has_news();
+    }
+
+    /// Yields events. Returns `true` if some find no room.
+    pub(super) fn yields(&self, batch: &mut Batch) -> bool {
+        let mut events = self.events.lock();
+        while !batch.is_full()
+            && let Some(event) = events.pop_front()
+        {
+            batch.push(event);
+        }
+        !events.is_empty()
     }
 
     /// Has the next poll report a peer's end, behind what the peer sent before.
@@ -130,11 +137,6 @@ impl Shared {
         self.left.lock().push(link);
         self.has_news();
         self.flusher.wake(self);
-    }
-
-    /// Returns `true` if unsent bytes are left.
-    pub(super) fn has_left(&self) -> bool {
-        !self.left.lock().is_empty()
     }
 
     /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if

@@ -116,10 +116,10 @@ impl Stranger {
                 Ok(Progress::Proven(session)) => {
                     let claim = session.peer;
                     let (rank, ranks) = (claim.rank.get(), claim.ranks.get());
-                    if ranks != shared.ranks() || rank >= ranks {
+                    if ranks != shared.identity.ranks || rank >= ranks {
                         return Err(Some(format!(
                             "it claims to be rank {rank} of {ranks}; this job has {}",
-                            shared.ranks()
+                            shared.identity.ranks
                         )));
                     }
                     (self.claim, self.greeting) = (claim, None);

@@ -13,7 +13,8 @@ use crate::net::key::DeviceKey;
 use proptest::prelude::*;
 use relays::{Relay, held, relayed, silent};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::net::Ipv4Addr;
+use rustix::io::Errno;
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -438,6 +439,19 @@ fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_i
     let came: Vec<_> = events.iter().filter_map(arrival).collect();
     assert_eq!(came, [(1, 0), (1, 1), (1, 2)]);
     assert_eq!(events.iter().filter(|event| is_down(event)).count(), 1, "{events:?}");
+}
+
+#[test]
+fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
+    let mut here = Side::new(0);
+    let mut polling = here.device.polling.lock();
+    here.device.listen_later(&mut polling, Errno::MFILE);
+    drop(polling);
+    let port = Address::decode(&here.device.address()).unwrap().port;
+    let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    assert!(rests(&here));
+    here.poll_for(Duration::from_millis(200));
+    assert!(!here.device.polling.lock().strangers.pending.is_empty());
 }
 
 #[test]
