@@ -44,7 +44,7 @@ impl TcpDevice {
         self.shared.tell_of_shortage(error);
         if let Some(listener) = &polling.listener {
             let none = EventFlags::empty();
-            polling.is_deaf = self.shared.watch_again(listener.as_fd(), LISTENER, none).is_ok();
+            polling.is_deaf = self.shared.rewatch(listener.as_fd(), LISTENER, none).is_ok();
             polling.is_troubled = true;
         }
     }

@@ -253,14 +253,12 @@ impl TcpDevice {
         if read == Ok(Read::Some) {
             entry.link.has_heard.store(true, Ordering::Relaxed);
         }
-        let peer = entry.incoming.peer;
         match read {
             Ok(read) => {
                 let is_over = entry.incoming.is_over;
                 entry.acknowledge(&self.shared, is_over);
                 if is_over {
-                    polling.leave(index);
-                    self.shared.has_died(peer, DownCause::Closed);
+                    self.end(polling, index, DownCause::Closed);
                     return true;
                 }
                 polling.has_backlog |= entry.incoming.has_whole(packets.packet_size());
@@ -270,16 +268,24 @@ impl TcpDevice {
                 read == Read::Some
             }
             Err(Fault::Broken(error)) => {
-                tracing::info!(%peer, %error, "a connection of a peer has broken");
+                tracing::info!(peer = %entry.incoming.peer, %error, "a connection has broken");
                 self.lose(polling, index);
                 true
             }
             Err(Fault::Protocol(why)) => {
-                polling.leave(index);
-                self.shared.has_died(peer, DownCause::Protocol(why));
+                self.end(polling, index, DownCause::Protocol(why));
                 true
             }
         }
+    }
+
+    /// Both ends of a connection are over: the peer begins neither anew before its end is reported.
+    fn end(&self, polling: &mut Polling, index: u32, cause: DownCause) {
+        if let Some(Some(entry)) = polling.inbound.get(index as usize) {
+            entry.link.fail(&self.shared, cause.clone());
+            self.shared.has_died(entry.incoming.peer, cause);
+        }
+        polling.leave(index);
     }
 
     /// A connection has ended without the end of its links: one side makes another, or is dead.
@@ -350,7 +356,7 @@ impl TcpDevice {
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
         {
-            let watched = self.shared.watch_again(listener.as_fd(), LISTENER, EventFlags::IN);
+            let watched = self.shared.rewatch(listener.as_fd(), LISTENER, EventFlags::IN);
             polling.is_deaf = watched.is_err();
         }
         // One may have waited for a resource that was short.

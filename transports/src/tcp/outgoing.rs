@@ -432,7 +432,7 @@ impl Outgoing {
         }
         let room = if is_full { EventFlags::OUT } else { EventFlags::empty() };
         let changes = EventFlags::IN | EventFlags::RDHUP | room;
-        let watched = shared.watch_again(socket.as_fd(), LINK | u64::from(self.index), changes);
+        let watched = shared.rewatch(socket.as_fd(), LINK | u64::from(self.index), changes);
         *waits_for_room = is_full && watched.is_ok();
     }
 

@@ -55,29 +55,24 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn watch(
-        &self,
-        fd: BorrowedFd<'_>,
-        name: u64,
-        changes: EventFlags,
-    ) -> Result<(), Errno> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64, on: EventFlags) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(name), on)
     }
 
-    pub(super) fn watch_again(
+    pub(super) fn rewatch(
         &self,
         fd: BorrowedFd<'_>,
         name: u64,
-        changes: EventFlags,
+        on: EventFlags,
     ) -> Result<(), Errno> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(name), changes)
+        epoll::modify(&self.epoll, fd, EventData::new_u64(name), on)
     }
 
     /// Watches a connection that has come up, under the place of its ends.
     pub(super) fn serve(&self, socket: &TcpStream, index: u32) -> Result<(), Errno> {
         socket::keep_alive(socket, self.options.timeout / 2)?;
         let changes = EventFlags::IN | EventFlags::RDHUP;
-        self.watch_again(socket.as_fd(), LINK | u64::from(index), changes)
+        self.rewatch(socket.as_fd(), LINK | u64::from(index), changes)
     }
 
     /// Begins an end at a free place, whose number is a part of `key`.

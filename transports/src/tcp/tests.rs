@@ -442,6 +442,35 @@ fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_i
 }
 
 #[test]
+fn a_link_whose_end_was_read_does_not_begin_anew_while_other_messages_of_its_sender_wait() {
+    let (mut here, mut there) = (Side::with(0, 1, 1 << 20), Side::new(1));
+    let (relay, address) = relayed(&here);
+    let link = there.device.connect(&address, PeerId(0)).unwrap();
+    let other = there.connect(&here, 0);
+    bring_up(&[&link, &other], &mut [&mut here, &mut there]);
+    relay.is_mute.store(true, Ordering::SeqCst);
+    assert!((0..3).all(|number| send(&link, number, 8)));
+    drop(link);
+    // They come one at a time, since the user keeps all packets.
+    (0..900).for_each(|number| while !send_as(&other, [number, 1], 1000) {});
+    let (start, mut came) = (Instant::now(), Vec::new());
+    while start.elapsed() < Duration::from_millis(700) {
+        if start.elapsed() > Duration::from_millis(50) && relay.is_mute.load(Ordering::SeqCst) {
+            assert_eq!(came, [0, 1, 2]);
+            relay.is_mute.store(false, Ordering::SeqCst);
+            relay.cut();
+        }
+        there.poll_for(Duration::from_micros(500));
+        for event in here.poll() {
+            if let Event::Arrived { header: Header([number, 0]), .. } = event {
+                came.push(number);
+            }
+        }
+    }
+    assert_eq!(came, [0, 1, 2]);
+}
+
+#[test]
 fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
     let mut here = Side::new(0);
     let mut polling = here.device.polling.lock();
