@@ -18,9 +18,12 @@ use std::sync::atomic::Ordering;
 /// has made anew.
 const MOST: usize = 1024;
 
+/// Callers that one poll takes in: strangers that call again and again do not keep it here.
+const AT_ONCE: u32 = 64;
+
 impl TcpDevice {
     pub(super) fn accept(&self, polling: &mut Polling) {
-        loop {
+        for _ in 0..AT_ONCE {
             let Some(listener) = &polling.listener else { return };
             let admitted = match listener.accept() {
                 Ok((socket, from)) => polling.strangers.admit(&self.shared, socket, from),

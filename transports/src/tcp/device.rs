@@ -366,7 +366,9 @@ impl TcpDevice {
         for guest in std::mem::take(&mut polling.crossed) {
             self.admit(polling, guest);
         }
-        polling.is_troubled = polling.strangers.expire() || !polling.crossed.is_empty();
+        let pending = &mut polling.strangers.pending;
+        pending.expire(Instant::now());
+        polling.is_troubled = !pending.is_empty() || !polling.crossed.is_empty();
         let longest = self.shared.packets.packet_size();
         let links = self.shared.outgoing.lock().clone();
         for link in links.iter().flatten() {

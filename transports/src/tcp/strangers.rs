@@ -53,12 +53,6 @@ impl Strangers {
         Self { pending: Pending::new(most, PATIENCE) }
     }
 
-    /// Drops those that have been here for too long. Returns `true` if some are left.
-    pub(super) fn expire(&mut self) -> bool {
-        self.pending.expire(Instant::now());
-        !self.pending.is_empty()
-    }
-
     /// Takes in a connection, and returns its place.
     pub(super) fn admit(
         &mut self,
