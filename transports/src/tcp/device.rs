@@ -250,9 +250,6 @@ impl TcpDevice {
         if let Some(acked) = entry.incoming.take_acked() {
             entry.link.acknowledge(&self.shared, acked);
         }
-        if read == Ok(Read::Some) {
-            entry.link.has_heard.store(true, Ordering::Relaxed);
-        }
         match read {
             Ok(read) => {
                 let is_over = entry.incoming.is_over;

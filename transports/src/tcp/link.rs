@@ -2,8 +2,7 @@
 //!
 //! Messages are copied behind each other, and one call sends many of them. A message that follows
 //! a call of the socket closely waits for the next poll, or until [`FULL`] bytes have gathered, or
-//! for the flusher's thread. Any other leaves at once, and the first one behind what has come:
-//! the peer may wait for that answer.
+//! for the flusher's thread. Any other leaves at once.
 
 use super::device::TcpDevice;
 use super::frame::{Frame, HEAD};
@@ -143,7 +142,7 @@ impl TcpLink {
     #[inline]
     fn send(&self, mut sending: MutexGuard<'_, Sending>, more: bool) {
         let unsent = sending.flow.unsent();
-        let waits = more || (self.outgoing.since_sent() < CLOSE && !self.outgoing.answers());
+        let waits = more || self.outgoing.since_sent() < CLOSE;
         if unsent >= FULL || !waits {
             self.outgoing.flush(&mut sending, &self.shared);
         } else if !sending.is_listed {

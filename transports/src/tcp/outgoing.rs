@@ -50,8 +50,6 @@ pub(super) struct Outgoing {
     is_over: AtomicBool,
     /// Ticks of the last call that has sent something.
     sent_at: AtomicU64,
-    /// Set when something has come since a message was last asked whether it answers that.
-    pub(super) has_heard: AtomicBool,
     pub(super) sending: Mutex<Sending>,
 }
 
@@ -125,7 +123,6 @@ impl Outgoing {
             is_up: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             sent_at: AtomicU64::new(0),
-            has_heard: AtomicBool::new(false),
             sending: Mutex::new(sending),
         }
     }
@@ -195,12 +192,6 @@ impl Outgoing {
                 },
             }
         }
-    }
-
-    /// Returns `true` if the next message may answer one that has come.
-    #[inline]
-    pub(super) fn answers(&self) -> bool {
-        self.has_heard.load(Ordering::Relaxed) && self.has_heard.swap(false, Ordering::Relaxed)
     }
 
     /// Ticks since the last call that has sent something.

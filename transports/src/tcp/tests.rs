@@ -469,14 +469,13 @@ fn a_link_whose_end_was_read_does_not_begin_anew_while_other_messages_of_its_sen
         assert!(start.elapsed() < 2 * TIMEOUT, "{came:?}");
     }
     assert_eq!(came, [0, 1, 2]);
+    here.device.close();
 }
 
 #[test]
 fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
     let mut here = Side::new(0);
-    let mut polling = here.device.polling.lock();
-    here.device.listen_later(&mut polling, Errno::MFILE);
-    drop(polling);
+    here.device.listen_later(&mut here.device.polling.lock(), Errno::MFILE);
     let port = Address::decode(&here.device.address()).unwrap().port;
     let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     assert!(rests(&here));
