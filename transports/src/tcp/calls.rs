@@ -1,16 +1,11 @@
-//! Connections that come in: each proves itself, and belongs to a link that is new or known. A link
-//! of this device may go the other way on it.
+//! Connections that come in: each proves itself, and belongs to ends that are new or known.
 
 use super::device::{Polling, TcpDevice};
-use super::frame::Frame;
-use super::inbound::Inbound;
-use super::incoming::Incoming;
-use super::names::{LISTENER, name_of};
-use super::outgoing::Outgoing;
+use super::incoming::{Inbound, Incoming};
+use super::outgoing::{Outgoing, Risen};
+use super::shared::{LISTENER, Shared};
 use super::strangers::Guest;
-use super::wire::Hello;
-use super::{socket, wire};
-use crate::contract::{Batch, PeerId};
+use super::wire;
 use crate::net::greeting::Carrier as _;
 use crate::net::key::DeviceKey;
 use rustix::event::epoll::EventFlags;
@@ -19,13 +14,16 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Links of one rank that lead to a device, at most: one for each of its devices, and those that
-/// it has made anew.
+/// Ends of one rank that lead to a device, at most: one for each of its devices, and those that it
+/// has made anew.
 const MOST: usize = 1024;
+
+/// Callers that one poll takes in: strangers that call again and again do not keep it here.
+const AT_ONCE: u32 = 64;
 
 impl TcpDevice {
     pub(super) fn accept(&self, polling: &mut Polling) {
-        loop {
+        for _ in 0..AT_ONCE {
             let Some(listener) = &polling.listener else { return };
             let admitted = match listener.accept() {
                 Ok((socket, from)) => polling.strangers.admit(&self.shared, socket, from),
@@ -45,11 +43,11 @@ impl TcpDevice {
 
     /// Leaves callers in the kernel's queue until the next tick, since this process lacks what they
     /// take. Until then they wake no thread.
-    fn listen_later(&self, polling: &mut Polling, error: Errno) {
+    pub(super) fn listen_later(&self, polling: &mut Polling, error: Errno) {
         self.shared.tell_of_shortage(error);
         if let Some(listener) = &polling.listener {
             let none = EventFlags::empty();
-            polling.is_deaf = self.shared.watch_again(listener.as_fd(), LISTENER, none).is_ok();
+            polling.is_deaf = self.shared.rewatch(listener.as_fd(), LISTENER, none).is_ok();
             polling.is_troubled = true;
         }
     }
@@ -61,164 +59,82 @@ impl TcpDevice {
     }
 
     /// Takes in a connection of a rank of the job, unless it has to wait.
-    pub(super) fn admit(&self, polling: &mut Polling, guest: Guest) {
-        if self.is_crossed(&guest) {
-            let is_another =
-                |it: &Guest| (it.device, it.hello.link) != (guest.device, guest.hello.link);
-            polling.crossed.retain(is_another);
-            return polling.crossed.push(guest);
-        }
-        let Guest { mut channel, peer, device, hello, home } = guest;
-        let index = match polling.place_of((peer, device), &hello) {
-            Ok(index) => index,
-            Err(Some(why)) => {
-                let _ = channel.say(&wire::PROTOCOL.refusal(why));
+    pub(super) fn admit(&self, polling: &mut Polling, mut guest: Guest) {
+        let link = match self.end_of(&guest) {
+            Ok(link) => link,
+            Err(why) => {
+                let _ = guest.channel.say(&wire::PROTOCOL.refusal(why));
                 return;
             }
-            Err(None) => return,
         };
-        let incoming = self.take_incoming(polling, index, (peer, device), &hello);
-        let welcomed = channel.say(&wire::welcome(incoming.received()));
-        // A dialer sends nothing before it is welcomed.
-        let (socket, _) = channel.into_stream();
-        let socket = Arc::new(socket);
-        let index_of = u32::try_from(index).unwrap_or(u32::MAX);
-        let (name, flags) = (name_of(index_of), EventFlags::IN | EventFlags::RDHUP);
-        let kept = socket::keep_alive(&socket, self.shared.options.timeout / 2);
-        let watched = kept.and(self.shared.watch_again(socket.as_fd(), name, flags));
-        let entry = Inbound { incoming, socket: Some(socket), other: None, home, lost: None };
-        polling.inbound[index] = Some(entry);
-        if welcomed.is_err() || watched.is_err() {
-            return self.lose(polling, index_of);
+        let name = |it: &Guest| (it.device, it.hello.from.get());
+        if link.holds(&self.shared, name(&guest)) {
+            polling.crossed.retain(|it| name(it) != name(&guest));
+            return polling.crossed.push(guest);
         }
-        let links = self.shared.outgoing.lock().clone();
-        for link in links.iter().flatten().filter(|link| link.address.key == device) {
-            self.join(polling, link);
+        let known = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
+        let received = known.map_or(0, |entry| entry.incoming.received);
+        let Some(answer) = link.answer(&self.shared, &guest.hello, received) else { return };
+        let said = guest.channel.say(&answer.message(wire::WELCOME));
+        if said.is_err() || guest.channel.unwritten() > 0 {
+            return;
         }
+        let (socket, behind) = guest.channel.into_stream();
+        if let Err(error) = self.shared.serve(&socket, link.index) {
+            return self.shared.tell_of_shortage(error);
+        }
+        let (socket, window) = (Arc::new(socket), guest.hello.window.get());
+        // What the connection before still brings comes again on this one.
+        self.attach(polling, &link, Risen { socket: socket.clone(), window, behind });
+        link.rise(&self.shared, socket, guest.home, &guest.hello);
     }
 
-    /// Returns `true` while this device dials the one that has dialled it, which gives way.
-    fn is_crossed(&self, guest: &Guest) -> bool {
-        let is_dialling = |link: &Arc<Outgoing>| {
-            link.address.key == guest.device && !link.is_over() && link.is_dialling()
-        };
-        self.shared.address.key.0 < guest.device.0
-            && self.shared.outgoing.lock().iter().flatten().any(is_dialling)
-    }
-
-    /// Has a link go the other way on a connection that leads here from its peer, if there is one
-    /// and the link has none.
-    pub(super) fn join(&self, polling: &mut Polling, link: &Arc<Outgoing>) {
-        let free = polling.inbound.iter_mut().enumerate().find_map(|(index, entry)| {
-            let entry = entry.as_mut()?;
-            let is_of_peer = entry.incoming.device == link.address.key && entry.other.is_none();
-            if is_of_peer { Some((u32::try_from(index).ok()?, entry)) } else { None }
-        });
-        if let Some((index, entry)) = free
-            && let Some(socket) = &entry.socket
-            && link.join(&self.shared, index, socket)
-        {
-            entry.other = Some(link.clone());
+    /// Has the receiving end go on with a connection that has come up.
+    pub(super) fn attach(&self, polling: &mut Polling, link: &Arc<Outgoing>, risen: Risen) {
+        let Risen { socket, window, behind } = risen;
+        let (place, longest) = (link.index as usize, self.shared.packets.packet_size());
+        if place >= polling.inbound.len() {
+            polling.inbound.resize_with(place + 1, || None);
+        }
+        let known = polling.inbound[place].take().map(|entry| entry.incoming);
+        let mut incoming = known.unwrap_or_else(|| Incoming::new(link.peer, window, longest));
+        incoming.append(&behind);
+        polling.has_backlog |= incoming.has_whole(longest);
+        let (link, socket) = (link.clone(), Some(socket));
+        polling.inbound[place] = Some(Inbound { incoming, link, socket });
+        if !polling.crossed.is_empty() {
+            // They have waited for the end of dialling.
+            self.shared.look_soon();
         }
     }
 
-    /// Lets the peer's link go the other way on a link's connection, as it has asked.
-    pub(super) fn let_join(&self, polling: &mut Polling, index: u32) {
-        let Some(link) = self.shared.link(index) else { return };
-        let Some((hello, socket, behind)) = link.joins() else { return };
-        let (peer, device, attempt) = (link.peer, link.address.key, hello.attempt.get());
-        let place = polling.place_of((peer, device), &hello).ok();
-        let home = socket.peer_addr().ok();
-        let mut received = wire::ENDED;
-        if let (Some(place), Some(home)) = (place, home) {
-            let mut incoming = self.take_incoming(polling, place, (peer, device), &hello);
-            received = incoming.received();
-            incoming.append(&behind);
-            polling.has_backlog |= incoming.has_whole(self.shared.packets.packet_size());
-            let (socket, other) = (Some(socket.clone()), Some(link.clone()));
-            let entry = Inbound { incoming, socket, other, home, lost: None };
-            polling.inbound[place] = Some(entry);
-            link.set_reader(u32::try_from(place).ok());
-        }
-        let link_of = hello.link.get();
-        link.note(&self.shared, &socket, Frame::Welcome { link: link_of, attempt, received });
-    }
-
-    /// Takes the state of a link out of its place, or makes it. What an older connection still
-    /// brings comes again on the next one.
-    fn take_incoming(
-        &self,
-        polling: &mut Polling,
-        index: usize,
-        (peer, device): (PeerId, DeviceKey),
-        hello: &Hello,
-    ) -> Incoming {
-        let known = polling.inbound.get_mut(index).and_then(Option::take).map(|mut entry| {
-            entry.hang_up(&self.shared);
-            entry.incoming
-        });
-        let new = || {
-            let longest = self.shared.packets.packet_size();
-            Incoming::new((peer, device, hello.link.get()), hello.window.get(), longest)
-        };
-        let mut incoming = known.unwrap_or_else(new);
-        incoming.attempt = hello.attempt.get();
-        incoming
-    }
-
-    /// Takes up that connections which served both ways have broken: what has come on them is read
-    /// before they are lost.
-    pub(super) fn part(&self, polling: &mut Polling, batch: &mut Batch) {
-        for at in 0..polling.inbound.len() {
-            let has_parted = |entry: &Inbound| {
-                entry.socket.is_some() && entry.other.as_ref().is_some_and(|it| it.has_parted())
-            };
-            let parted = |polling: &Polling| polling.inbound[at].as_ref().is_some_and(has_parted);
-            let index = u32::try_from(at).unwrap_or(u32::MAX);
-            while parted(polling) {
-                let came = self.receive(polling, index, batch);
-                if batch.is_full() {
-                    return self.shared.look_soon();
-                }
-                if !came {
-                    self.lose(polling, index);
-                }
-            }
-        }
-    }
-}
-
-impl Polling {
-    /// Returns the place of a link that leads here, or the reason why it is refused; `None` for a
-    /// connection of it that is older than the one that it has.
-    fn place_of(
-        &mut self,
-        (peer, device): (PeerId, DeviceKey),
-        hello: &Hello,
-    ) -> Result<usize, Option<&'static str>> {
-        let known = self.inbound.iter().position(|entry| {
-            entry.as_ref().is_some_and(|entry| {
-                let incoming = &entry.incoming;
-                (incoming.peer, incoming.device, incoming.link) == (peer, device, hello.link.get())
-            })
+    /// Returns the end to which a connection belongs: the one that it had before, one of a link to
+    /// that device which never had any, or a new one.
+    ///
+    /// # Errors
+    /// The reason why the connection is refused.
+    fn end_of(&self, guest: &Guest) -> Result<Arc<Outgoing>, &'static str> {
+        let (from, to) = (guest.hello.from.get(), guest.hello.to.get());
+        let mut links = self.shared.outgoing.lock();
+        let of_peer = || links.iter().flatten().filter(|it| it.peer == guest.peer);
+        let other = |it: &Outgoing| it.sending.lock().other;
+        let ends = || of_peer().filter(|it| it.device == guest.device);
+        let known = ends().find(|it| other(it) == from).or_else(|| {
+            let is_free =
+                |it: &&Arc<Outgoing>| it.number != from && !it.is_over() && other(it) == 0;
+            ends().filter(is_free).find(|it| to == 0 || it.number == to)
         });
         if let Some(known) = known {
-            let entry = self.inbound[known].as_ref();
-            let is_older = entry.is_some_and(|it| hello.attempt.get() < it.incoming.attempt);
-            return if is_older { Err(None) } else { Ok(known) };
+            return if known.is_over() { Err("the link has ended") } else { Ok(known.clone()) };
         }
-        if hello.sent.get() > 0 {
+        if to != 0 && !ends().any(|it| it.number == to) {
             // It has been read to its end, or its sender counts as gone.
-            return Err(Some("the link has ended"));
+            return Err("the link has ended");
         }
-        let of_peer = |entry: &&Inbound| entry.incoming.peer == peer;
-        if self.inbound.iter().flatten().filter(of_peer).count() >= MOST {
-            return Err(Some("its rank has too many links here"));
+        if of_peer().count() >= MOST {
+            return Err("its rank has too many links here");
         }
-        let free = self.inbound.iter().position(Option::is_none);
-        Ok(free.unwrap_or_else(|| {
-            self.inbound.push(None);
-            self.inbound.len() - 1
-        }))
+        let number = DeviceKey::fresh().map_err(|_| "no random bytes")?;
+        Ok(Shared::begin(&mut links, (guest.peer, guest.device), number))
     }
 }

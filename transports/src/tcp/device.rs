@@ -1,16 +1,14 @@
-//! The sockets of a device: those of links that lead here, and of links that lead away.
+//! The sockets of a device.
 //!
 //! A poll reads sockets on which something came a moment ago directly. The others wait in an epoll
 //! set, which a poll reads at intervals, so that idle links cost other transports next to nothing.
 
 use super::address::Address;
 use super::flusher::Flusher;
-use super::inbound::{Inbound, Lost};
-use super::incoming::{Fault, Read, Receiving};
+use super::incoming::{Fault, Inbound, Read, Receiving};
 use super::link::TcpLink;
-use super::names::{BELL, INCOMING, LISTENER, OUTGOING, STRANGER, TIMER, name_of, number};
-use super::outgoing::{Outgoing, heard_at};
-use super::shared::Shared;
+use super::outgoing::Outgoing;
+use super::shared::{BELL, LINK, LISTENER, STRANGER, Shared, TIMER};
 use super::strangers::{Guest, Strangers};
 use super::{NAME, Options, socket};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
@@ -54,15 +52,19 @@ const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
+/// Time without such a look after which this process has not asked its peers.
+const IDLE: Duration = Duration::from_millis(1500);
+
 #[derive(Debug)]
 pub(super) struct Polling {
     pub(super) listener: Option<TcpListener>,
     pub(super) strangers: Strangers,
     /// Connections of peers to which this device is dialling at the same time.
     pub(super) crossed: Vec<Guest>,
+    /// Receiving ends, each at the place of its sending end.
     pub(super) inbound: Vec<Option<Inbound>>,
-    /// Sockets that are read directly, by name, with the ticks at which something last came.
-    hot: Vec<(u64, u64)>,
+    /// Places of sockets that are read directly, with the ticks at which something last came.
+    hot: Vec<(u32, u64)>,
     scratch: Box<[u8]>,
     polls: u32,
     looked_at: u64,
@@ -85,7 +87,7 @@ pub(super) struct Polling {
 #[derive(Debug)]
 pub(super) struct TcpDevice {
     pub(super) shared: Arc<Shared>,
-    polling: BiasedLock<Polling>,
+    pub(super) polling: BiasedLock<Polling>,
     timer: OwnedFd,
     this: Weak<Self>,
     /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
@@ -105,7 +107,6 @@ impl TcpDevice {
             .map_err(|error| unavailable(format!("CARRACK_TCP_INTERFACE: {error}")))?;
         let listener = socket::listen(&options.ports, &options.congestion)
             .map_err(|error| unavailable(format!("it cannot listen: {error}")))?;
-        let ranks = identity.ranks;
         let opened = || -> Result<Arc<Self>, std::io::Error> {
             let port = listener.local_addr()?.port();
             let hosts = own.iter().map(|interface| interface.address).collect();
@@ -124,7 +125,6 @@ impl TcpDevice {
                 left: Mutex::default(),
                 flusher: Flusher::default(),
                 expected: Mutex::default(),
-                joined: Mutex::default(),
                 events: Mutex::default(),
                 deaths: Mutex::default(),
                 looks_soon: AtomicBool::new(false),
@@ -139,8 +139,8 @@ impl TcpDevice {
             shared.watch(shared.sleepers.as_fd(), BELL, EventFlags::IN)?;
             shared.watch(timer.as_fd(), TIMER, EventFlags::IN)?;
             let polling = Polling {
-                listener: Some(listener.try_clone()?),
-                strangers: Strangers::of(ranks),
+                listener: Some(listener),
+                strangers: Strangers::of(shared.identity.ranks),
                 crossed: Vec::new(),
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
@@ -177,37 +177,22 @@ impl TcpDevice {
             ahead.drain().for_each(|event| batch.push(event));
         }
         if self.shared.looks_soon.swap(false, Ordering::Acquire) {
-            self.tick(polling, batch);
-        }
-        let joined = std::mem::take(&mut *self.shared.joined.lock());
-        for index in joined {
-            self.let_join(polling, index);
+            self.tick(polling);
         }
         self.shared.send_left(0);
-        for index in self.shared.expected.lock().drain(..) {
-            let reader = self.shared.link(index).and_then(|link| link.reader());
-            polling.warm(reader.map_or(OUTGOING | u64::from(index), name_of));
-        }
-        let mut events = self.shared.events.lock();
-        while !batch.is_full()
-            && let Some(event) = events.pop_front()
-        {
-            batch.push(event);
-        }
-        let is_left = !events.is_empty();
-        drop(events);
-        if is_left || !self.shared.deaths.lock().is_empty() {
+        self.shared.expected.lock().drain(..).for_each(|index| polling.warm(index));
+        if self.shared.yields(batch) || !self.shared.deaths.lock().is_empty() {
             self.shared.news.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Reads what has come on a link that leads here, for the acknowledgements in it. The next poll
-    /// yields the rest.
-    pub(super) fn read_ahead(&self, reader: u32) {
+    /// Reads what has come on a connection, for the acknowledgements in it. The next poll yields the
+    /// rest.
+    pub(super) fn read_ahead(&self, index: u32) {
         let Some(mut polling) = self.polling.try_lock() else { return };
         let mut ahead = polling.ahead.take().unwrap_or_else(|| Batch::new(AHEAD));
         if !ahead.is_full() {
-            self.receive(&mut polling, reader, &mut ahead);
+            self.receive(&mut polling, index, &mut ahead);
         }
         if !ahead.is_empty() {
             polling.ahead = Some(ahead);
@@ -235,100 +220,84 @@ impl TcpDevice {
     fn read_hot(&self, polling: &mut Polling, batch: &mut Batch) {
         let now = ticks();
         for at in (0..polling.hot.len()).rev() {
-            let Some(&(name, since)) = polling.hot.get(at) else { continue };
-            if self.hear(polling, name, batch) {
-                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == name) {
+            let Some(&(index, since)) = polling.hot.get(at) else { continue };
+            if self.receive(polling, index, batch) {
+                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == index) {
                     hot.1 = now;
                 }
-            } else if now.wrapping_sub(since) > WARM && !self.is_awaited(polling, name) {
+            } else if now.wrapping_sub(since) > WARM && !Self::is_awaited(polling, index) {
                 polling.hot.swap_remove(at);
-                self.acknowledge(polling, name, true);
+                if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
+                    entry.acknowledge(&self.shared, true);
+                }
             }
         }
     }
 
     /// Returns `true` if an operation's end is waited for on that socket.
-    fn is_awaited(&self, polling: &Polling, name: u64) -> bool {
-        let link = if name & OUTGOING != 0 {
-            self.shared.link(number(name))
-        } else {
-            let entry = polling.inbound.get(number(name) as usize).and_then(Option::as_ref);
-            entry.and_then(|entry| entry.other.clone())
-        };
-        link.is_some_and(|link| !link.is_over() && link.has_bodies())
+    fn is_awaited(polling: &Polling, index: u32) -> bool {
+        let entry = polling.inbound.get(index as usize).and_then(Option::as_ref);
+        entry.is_some_and(|entry| !entry.link.is_over() && entry.link.has_bodies())
     }
 
-    /// Reads a socket. Returns `true` if something came.
-    fn hear(&self, polling: &mut Polling, name: u64, batch: &mut Batch) -> bool {
-        match name & !0xffff_ffff {
-            OUTGOING => {
-                self.shared.link(number(name)).is_some_and(|link| link.listen(&self.shared))
-            }
-            _ => self.receive(polling, number(name), batch),
-        }
-    }
-
-    /// Takes in what has come on a link that leads here.
+    /// Takes in what has come on a connection. Returns `true` if something has.
     pub(super) fn receive(&self, polling: &mut Polling, index: u32, batch: &mut Batch) -> bool {
         let Polling { inbound, scratch, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
         let mut to = Receiving { packets, windows, batch, scratch };
         let read = entry.incoming.read(entry.socket.as_deref(), &mut to);
-        entry.take_told(&self.shared);
-        let peer = entry.incoming.peer;
+        if let Some(acked) = entry.incoming.take_acked() {
+            entry.link.acknowledge(&self.shared, acked);
+        }
         match read {
             Ok(read) => {
-                if entry.incoming.is_over {
-                    self.acknowledge(polling, name_of(index), true);
-                    polling.leave(index);
-                    self.shared.has_died(peer, DownCause::Closed);
+                let is_over = entry.incoming.is_over;
+                entry.acknowledge(&self.shared, is_over);
+                if is_over {
+                    self.end(polling, index, DownCause::Closed);
                     return true;
                 }
                 polling.has_backlog |= entry.incoming.has_whole(packets.packet_size());
-                self.acknowledge(polling, name_of(index), false);
                 if read == Read::End {
                     self.lose(polling, index);
                 }
                 read == Read::Some
             }
             Err(Fault::Broken(error)) => {
-                tracing::info!(%peer, %error, "a connection of a peer has broken");
+                tracing::info!(peer = %entry.incoming.peer, %error, "a connection has broken");
                 self.lose(polling, index);
                 true
             }
             Err(Fault::Protocol(why)) => {
-                polling.leave(index);
-                self.shared.has_died(peer, DownCause::Protocol(why));
+                self.end(polling, index, DownCause::Protocol(why));
                 true
             }
         }
     }
 
-    /// A connection has ended without the end of its link: the sender makes another, or is dead.
-    pub(super) fn lose(&self, polling: &mut Polling, index: u32) {
-        if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
-            let timeout = self.shared.options.timeout;
-            let heard = entry.hang_up(&self.shared).map(|socket| heard_at(&socket, timeout));
-            let silent = heard.map(|at| at.elapsed()).unwrap_or_default();
-            entry.lost = Some(Lost::after(silent));
-            self.shared.look_soon();
+    /// Both ends of a connection are over: the peer begins neither anew before its end is reported.
+    fn end(&self, polling: &mut Polling, index: u32, cause: DownCause) {
+        if let Some(Some(entry)) = polling.inbound.get(index as usize) {
+            entry.link.fail(&self.shared, cause.clone());
+            self.shared.has_died(entry.incoming.peer, cause);
         }
+        polling.leave(index);
     }
 
-    /// Acknowledges a link's bytes: all of them, or if that is due.
-    fn acknowledge(&self, polling: &mut Polling, name: u64, all: bool) {
-        if name & !0xffff_ffff == INCOMING
-            && let Some(Some(entry)) = polling.inbound.get_mut(number(name) as usize)
-        {
-            entry.acknowledge(&self.shared, all);
-        }
+    /// A connection has ended without the end of its links: one side makes another, or is dead.
+    fn lose(&self, polling: &mut Polling, index: u32) {
+        let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
+        let Some(socket) = entry.socket.take() else { return };
+        entry.link.lost(&self.shared, &socket, entry.incoming.received);
+        self.shared.look_soon();
     }
 
     /// Reads the epoll set.
     #[cold]
     fn look(&self, polling: &mut Polling, batch: &mut Batch) {
         polling.looked_at = ticks();
+        self.excuse(polling);
         if self.shared.is_closed() {
             return;
         }
@@ -342,28 +311,16 @@ impl TcpDevice {
         ready.rotate_left(polling.turn % ready.len().max(1));
         for event in ready {
             let name = event.data.u64();
-            match name & !0xffff_ffff {
-                INCOMING => {
-                    let entry = polling.inbound.get(number(name) as usize);
-                    let other = entry.and_then(Option::as_ref).and_then(|it| it.other.clone());
-                    if let Some(other) = other {
-                        other.advance(&self.shared);
-                    }
-                    if self.receive(polling, number(name), batch) {
-                        polling.warm(name);
+            let [place, kind] = [name & 0xffff_ffff, name & !0xffff_ffff];
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            match kind {
+                LINK => {
+                    self.advance(polling, place);
+                    if self.receive(polling, place, batch) {
+                        polling.warm(place);
                     }
                 }
-                OUTGOING => {
-                    if let Some(link) = self.shared.link(number(name)) {
-                        link.advance(&self.shared);
-                        if let Some(reader) = link.reader()
-                            && self.receive(polling, reader, batch)
-                        {
-                            polling.warm(name_of(reader));
-                        }
-                    }
-                }
-                STRANGER => self.hear_stranger(polling, number(name)),
+                STRANGER => self.hear_stranger(polling, place),
                 _ if name == LISTENER => self.accept(polling),
                 _ if name == TIMER => {
                     let _ = rustix::io::read(&self.timer, &mut [0; 8]);
@@ -376,73 +333,82 @@ impl TcpDevice {
         // Only a tick finds a connection on which bytes stand still.
         let pause = if polling.is_troubled { TICK } else { 10 * TICK };
         if polling.ticked_at.elapsed() >= pause {
-            self.tick(polling, batch);
+            self.tick(polling);
+        }
+    }
+
+    /// Goes on with a connection that is being made, or has room.
+    fn advance(&self, polling: &mut Polling, index: u32) {
+        if let Some(link) = self.shared.link(index)
+            && let Some(risen) = link.advance(&self.shared)
+        {
+            self.attach(polling, &link, risen);
         }
     }
 
     /// Looks after connections that are not up, or stand still.
-    fn tick(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn tick(&self, polling: &mut Polling) {
+        self.excuse(polling);
         polling.ticked_at = Instant::now();
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
         {
-            let watched = self.shared.watch_again(listener.as_fd(), LISTENER, EventFlags::IN);
+            let watched = self.shared.rewatch(listener.as_fd(), LISTENER, EventFlags::IN);
             polling.is_deaf = watched.is_err();
         }
         // One may have waited for a resource that was short.
-        for place in polling.strangers.places() {
+        for place in polling.strangers.pending.places() {
             self.hear_stranger(polling, place);
         }
         for guest in std::mem::take(&mut polling.crossed) {
             self.admit(polling, guest);
         }
-        polling.is_troubled = polling.strangers.expire() || !polling.crossed.is_empty();
-        self.part(polling, batch);
+        let pending = &mut polling.strangers.pending;
+        pending.expire(Instant::now());
+        polling.is_troubled = !pending.is_empty() || !polling.crossed.is_empty();
+        let longest = self.shared.packets.packet_size();
         let links = self.shared.outgoing.lock().clone();
-        for (index, link) in links.iter().enumerate() {
-            let Some(link) = link else { continue };
-            if link.is_over() {
-                self.shared.outgoing.lock()[index] = None;
-            } else {
-                if link.is_alone() {
-                    self.join(polling, link);
-                }
-                polling.is_troubled |= link.look_after(&self.shared);
+        for link in links.iter().flatten() {
+            let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
+            if !link.is_over() {
+                self.advance(polling, link.index);
+                polling.is_troubled |= link.look_after();
+            } else if entry.is_none_or(|it| it.socket.is_none() && !it.incoming.has_whole(longest))
+            {
+                polling.leave(link.index);
+                self.shared.outgoing.lock()[link.index as usize] = None;
             }
         }
-        let timeout = self.shared.options.timeout;
-        for index in 0..polling.inbound.len() {
-            let Some(Some(entry)) = polling.inbound.get_mut(index) else { continue };
-            let Some(lost) = &mut entry.lost else { continue };
-            polling.is_troubled = true;
-            let peer = entry.incoming.peer;
-            if let Some(cause) = lost.ask(entry.home, timeout) {
-                polling.leave(u32::try_from(index).unwrap_or(u32::MAX));
-                self.shared.has_died(peer, DownCause::Gone(cause));
-            }
+    }
+
+    /// Does not count a time against peers in which this process did not ask them.
+    fn excuse(&self, polling: &mut Polling) {
+        let span = polling.ticked_at.elapsed();
+        if span > IDLE.max(self.shared.options.timeout / 8) {
+            polling.ticked_at = Instant::now();
+            let links = self.shared.outgoing.lock().clone();
+            links.iter().flatten().for_each(|link| link.excuse(span));
         }
     }
 }
 
 impl Polling {
     /// Has polls read a socket directly.
-    fn warm(&mut self, name: u64) {
+    fn warm(&mut self, index: u32) {
         let now = ticks();
-        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.0 == name) {
+        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.0 == index) {
             hot.1 = now;
         } else if self.hot.len() < HOT {
-            self.hot.push((name, now));
+            self.hot.push((index, now));
         }
     }
 
-    /// Forgets a link that leads here.
+    /// Forgets a receiving end.
     pub(super) fn leave(&mut self, index: u32) {
-        if let Some(entry) = self.inbound.get_mut(index as usize)
-            && let Some(other) = entry.take().and_then(|entry| entry.other)
-        {
-            other.set_reader(None);
+        if let Some(entry) = self.inbound.get_mut(index as usize) {
+            *entry = None;
         }
-        self.hot.retain(|hot| hot.0 != name_of(index));
+        self.hot.retain(|hot| hot.0 != index);
     }
 
     /// Returns `true` if a look at the epoll set is due, after a poll.
@@ -476,17 +442,17 @@ impl Device for TcpDevice {
         }
         let lacking = |error: Errno| SubmitError::Lacking(format!("random bytes: {error}"));
         let key = DeviceKey::fresh().map_err(lacking)?;
-        let number = u64::from_le_bytes(key.0.first_chunk().copied().unwrap_or_default());
         let candidates = address.candidates(self.shared.address.boot, &self.shared.own);
         let mut links = self.shared.outgoing.lock();
-        let place = links.iter().position(Option::is_none).unwrap_or(links.len());
-        let index =
-            u32::try_from(place).map_err(|_| SubmitError::Lacking("too many links".into()))?;
-        let outgoing = Arc::new(Outgoing::new((peer, index, number), address, candidates));
-        if place == links.len() {
-            links.push(None);
-        }
-        links[place] = Some(outgoing.clone());
+        let takes = |it: &&Arc<Outgoing>| {
+            (it.peer, it.device) == (peer, address.key) && it.serve(&self.shared, &candidates)
+        };
+        let known = links.iter().flatten().find(takes).cloned();
+        let outgoing = known.unwrap_or_else(|| {
+            let new = Shared::begin(&mut links, (peer, address.key), key);
+            new.serve(&self.shared, &candidates);
+            new
+        });
         drop(links);
         self.shared.look_soon();
         let (shared, device) = (self.shared.clone(), self.this.clone());
@@ -533,15 +499,11 @@ impl Device for TcpDevice {
             self.shared.sleepers.end();
             return Armed::Ready;
         }
-        for at in 0..polling.hot.len() {
-            let name = polling.hot[at].0;
-            self.acknowledge(&mut polling, name, true);
-        }
+        polling.inbound.iter_mut().flatten().for_each(|it| it.acknowledge(&self.shared, true));
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
-        let needs_time = polling.inbound.iter().flatten().any(|entry| entry.lost.is_some())
-            || links.iter().flatten().any(is_moving)
-            || !polling.strangers.is_empty()
+        let needs_time = links.iter().flatten().any(is_moving)
+            || !polling.strangers.pending.is_empty()
             || polling.is_deaf;
         // Another thread may send meanwhile, and the peer's machine fall silent.
         let is_used = links.iter().flatten().any(|link| !link.is_over());
@@ -569,7 +531,7 @@ impl Device for TcpDevice {
         let mut polling = self.polling.lock();
         polling.listener = None;
         // Those that wait here hear no answer any more.
-        polling.strangers = Strangers::of(self.shared.ranks());
+        polling.strangers = Strangers::of(self.shared.identity.ranks);
         polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
         let links = self.shared.outgoing.lock().clone();
@@ -581,7 +543,8 @@ impl Device for TcpDevice {
             }
         }
         polling.hot.clear();
-        polling.inbound.drain(..).flatten().for_each(|entry| entry.close());
+        // Bytes that are not read would break a connection before its end is read.
+        polling.inbound.drain(..).flatten().for_each(|entry| entry.drain());
     }
 }
 

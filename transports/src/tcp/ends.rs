@@ -1,7 +1,7 @@
 //! Ends of peers: reported once each, behind what the peer sent before.
 
 use super::device::{Polling, TcpDevice};
-use super::inbound::Inbound;
+use super::incoming::Inbound;
 use crate::contract::{Batch, DownCause, Event, PeerId};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -52,14 +52,10 @@ impl TcpDevice {
         }
         // Failing a link has reported the peer once more.
         self.shared.deaths.lock().retain(|(other, _)| *other != peer);
-        let mut events = self.shared.events.lock();
-        while !batch.is_full()
-            && let Some(event) = events.pop_front()
-        {
-            batch.push(event);
-        }
-        events.push_back(Event::PeerDown { peer, cause: cause.clone() });
-        self.shared.news.store(true, Ordering::Relaxed);
+        // One that waits for its turn would come up once more.
+        polling.crossed.retain(|guest| guest.peer != peer);
+        self.shared.yields(batch);
+        self.shared.tell(Event::PeerDown { peer, cause: cause.clone() });
         true
     }
 }

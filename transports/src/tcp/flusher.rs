@@ -82,7 +82,7 @@ fn serve(shared: &Weak<Shared>) {
         looks = 0;
         shared.flusher.is_awake.store(false, Ordering::SeqCst);
         // A message that was left just now saw the thread awake.
-        if shared.has_left() {
+        if !shared.left.lock().is_empty() {
             shared.flusher.is_awake.store(true, Ordering::SeqCst);
             continue;
         }

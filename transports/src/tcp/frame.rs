@@ -1,5 +1,5 @@
-//! Frames: the heads that divide a link's bytes into messages, puts, and words about the link that
-//! goes the other way on the same connection.
+//! Frames: the heads that divide the bytes of one direction into messages, puts, and
+//! acknowledgements of the other direction.
 
 use crate::contract::Header;
 use zerocopy::little_endian::U64;
@@ -12,7 +12,6 @@ const MESSAGE: u8 = 1;
 const PUT: u8 = 2;
 const BYE: u8 = 3;
 const ACK: u8 = 4;
-const WELCOME: u8 = 5;
 
 /// Bits of a length. The kind lies in the eight bits above.
 const LENGTH_BITS: u32 = 56;
@@ -45,20 +44,9 @@ pub enum Frame {
     },
     /// The end of the link, in order.
     Bye,
-    /// Acknowledges bytes of the link that goes the other way on this connection.
+    /// Acknowledges bytes of the other direction.
     Ack {
-        /// Number of that link.
-        link: u64,
-        /// Its bytes that have come, since it began.
-        received: u64,
-    },
-    /// Lets a link go the other way on this connection.
-    Welcome {
-        /// Number of that link.
-        link: u64,
-        /// Number of its connection that is answered, below 2^56.
-        attempt: u64,
-        /// Its bytes that have come; `u64::MAX`: it has ended, or there are too many.
+        /// Those that have come, since it began.
         received: u64,
     },
 }
@@ -70,8 +58,7 @@ impl Frame {
             Self::Message { header, len } => (MESSAGE, len as u64, header.0),
             Self::Put { window, at, len } => (PUT, len, [window, at]),
             Self::Bye => (BYE, 0, [0; 2]),
-            Self::Ack { link, received } => (ACK, 0, [link, received]),
-            Self::Welcome { link, attempt, received } => (WELCOME, attempt, [link, received]),
+            Self::Ack { received } => (ACK, 0, [received, 0]),
         };
         let kind_and_length = u64::from(kind) << LENGTH_BITS | len;
         let head = Head { kind_and_length: kind_and_length.into(), words: words.map(U64::from) };
@@ -99,8 +86,7 @@ impl Frame {
             }
             PUT => Err(format!("a put of {len} bytes at {second}")),
             BYE if len == 0 => Ok(Self::Bye),
-            ACK if len == 0 => Ok(Self::Ack { link: first, received: second }),
-            WELCOME => Ok(Self::Welcome { link: first, attempt: len, received: second }),
+            ACK if len == 0 => Ok(Self::Ack { received: first }),
             kind => Err(format!("a frame of unknown kind {kind}")),
         }
     }
@@ -119,8 +105,7 @@ mod tests {
             Frame::Message { header, len: 100 },
             Frame::Put { window: 3, at: 1 << 40, len: (1 << LENGTH_BITS) - 1 },
             Frame::Bye,
-            Frame::Ack { link: u64::MAX, received: 5 },
-            Frame::Welcome { link: 9, attempt: (1 << LENGTH_BITS) - 1, received: u64::MAX },
+            Frame::Ack { received: u64::MAX },
         ] {
             assert_eq!(Frame::decode(frame.encode(), 100), Ok(frame));
         }

@@ -1,14 +1,15 @@
-//! The receiving end of a peer's link: bytes become messages, and puts are scattered into windows.
+//! The receiving end of a connection: bytes become messages, and puts are scattered into windows.
 //!
 //! It outlives a connection. The bytes that it has taken off one are counted, and the next one
 //! goes on behind them.
 
 use super::frame::{Frame, HEAD};
-use super::socket::receive;
+use super::outgoing::Outgoing;
+use super::shared::Shared;
+use super::socket::{drain, receive};
 use super::windows::{Window, Windows};
 use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
 use crate::mem::{MemMut, MemRef, PacketSource, SmallBytes, copy::copy_now};
-use crate::net::key::DeviceKey;
 use rustix::io::Errno;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -16,12 +17,9 @@ use std::sync::Arc;
 /// Bytes that are taken off a connection in one poll, so that others have their turn.
 const TURN: usize = 8 << 20;
 
-/// Bytes of words about the other link that are acknowledged by themselves: without a bound their
-/// sender would keep all of them, and if each were acknowledged there would be no end of it.
+/// Bytes of acknowledgements that are acknowledged by themselves: without a bound their sender would
+/// keep all of them, and if each were acknowledged there would be no end of it.
 const NOTES: u64 = 4096;
-
-/// Acknowledgement of a link whose receiver has closed its device.
-pub(super) const CLOSED: u64 = u64::MAX;
 
 /// Where arrivals go.
 pub(super) struct Receiving<'a> {
@@ -45,15 +43,9 @@ struct Landing {
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) peer: PeerId,
-    pub(super) device: DeviceKey,
-    /// Number of the link, which its sender has drawn.
-    pub(super) link: u64,
-    /// Number of the connection among those of the link.
-    pub(super) attempt: u64,
-    /// Bytes that were taken off its connections.
-    received: u64,
-    /// Bytes that were taken up since the last acknowledgement, apart from words about the other
-    /// link.
+    /// Bytes that were taken off its connections, which another one need not send again.
+    pub(super) received: u64,
+    /// Bytes that were taken up since the last acknowledgement, apart from acknowledgements.
     fresh: u64,
     /// Bytes after which an acknowledgement is due.
     ack_at: u64,
@@ -62,18 +54,12 @@ pub(super) struct Incoming {
     landing: Option<Landing>,
     /// Set if the sender of a put waits for its acknowledgement.
     owes_ack: bool,
-    /// Bytes of words about the other link since the last acknowledgement.
+    /// Bytes of acknowledgements since the last one that was sent.
     notes: u64,
-    told: Told,
+    /// The last acknowledgement that is not taken up.
+    acked: Option<u64>,
     /// The end of the link was read.
     pub(super) is_over: bool,
-}
-
-/// The last words about the link that goes the other way that are not taken up.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Told {
-    pub(super) welcome: Option<Frame>,
-    pub(super) ack: Option<Frame>,
 }
 
 /// The result of reading a connection.
@@ -90,33 +76,21 @@ pub(super) enum Read {
 impl Incoming {
     /// `window`: bytes that the sender sends without an acknowledgement. `longest`: bytes of the
     /// longest message.
-    pub(super) fn new(
-        (peer, device, link): (PeerId, DeviceKey, u64),
-        window: u64,
-        longest: usize,
-    ) -> Self {
+    pub(super) fn new(peer: PeerId, window: u64, longest: usize) -> Self {
         // What is not acknowledged leaves room for any message.
         let rest = window.saturating_sub((HEAD + longest) as u64);
         Self {
             ack_at: (window / 4).min(rest).max(1),
             peer,
-            device,
-            link,
-            attempt: 0,
             received: 0,
             fresh: 0,
             pending: Vec::new(),
             landing: None,
             owes_ack: false,
             notes: 0,
-            told: Told::default(),
+            acked: None,
             is_over: false,
         }
-    }
-
-    /// Bytes that another connection need not send again.
-    pub(super) fn received(&self) -> u64 {
-        self.received
     }
 
     /// Returns `true` if an acknowledgement is due: a put has ended, or much has come; or, for that
@@ -132,10 +106,10 @@ impl Incoming {
         (self.owes_ack, self.fresh, self.notes) = (false, 0, 0);
     }
 
-    /// Takes the words about the link that goes the other way.
+    /// Takes the last acknowledgement.
     #[inline]
-    pub(super) fn take_told(&mut self) -> Option<Told> {
-        (self.told != Told::default()).then(|| std::mem::take(&mut self.told))
+    pub(super) fn take_acked(&mut self) -> Option<u64> {
+        self.acked.take()
     }
 
     /// Takes in what has come.
@@ -166,7 +140,7 @@ impl Incoming {
                     match window.write(*at, room, |mut to| receive(socket, &mut to)) {
                         Some(received) => (received, room),
                         None => {
-                            self.landing = self.landing.take().map(Landing::taken_back);
+                            self.landing.iter_mut().for_each(|landing| landing.window = None);
                             continue;
                         }
                     }
@@ -200,8 +174,12 @@ impl Incoming {
         Ok(if turn > 0 { Read::Some } else { Read::Nothing })
     }
 
-    /// Returns `true` if a whole frame waits. `longest`: bytes of the longest message.
+    /// Returns `true` if a whole frame waits, or a part of a put. `longest`: bytes of the longest
+    /// message.
     pub(super) fn has_whole(&self, longest: usize) -> bool {
+        if self.landing.is_some() {
+            return !self.pending.is_empty();
+        }
         let Some((head, rest)) = self.pending.split_first_chunk::<HEAD>() else { return false };
         match Frame::decode(*head, longest) {
             Ok(Frame::Message { len, .. }) => rest.len() >= len,
@@ -266,14 +244,9 @@ impl Incoming {
                     self.fresh += HEAD as u64;
                     rest = body;
                 }
-                word @ Frame::Ack { .. } => {
+                Frame::Ack { received } => {
                     self.notes += HEAD as u64;
-                    self.told.ack = Some(word);
-                    rest = body;
-                }
-                word @ Frame::Welcome { .. } => {
-                    self.notes += HEAD as u64;
-                    self.told.welcome = Some(word);
+                    self.acked = Some(received);
                     rest = body;
                 }
             }
@@ -312,6 +285,36 @@ impl Incoming {
     }
 }
 
+/// A receiving end, with its connection.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    pub(super) incoming: Incoming,
+    /// The sending end, which has the same place.
+    pub(super) link: Arc<Outgoing>,
+    pub(super) socket: Option<Arc<TcpStream>>,
+}
+
+impl Inbound {
+    /// Acknowledges the bytes: all of them, or if that is due.
+    pub(super) fn acknowledge(&mut self, shared: &Shared, all: bool) {
+        let received = self.incoming.received;
+        if self.incoming.owes_ack(all)
+            && let Some(socket) = &self.socket
+            && self.link.note(shared, socket, Frame::Ack { received })
+        {
+            self.incoming.was_acked();
+        }
+    }
+
+    /// Drops what has come: this device is closed.
+    pub(super) fn drain(&self) {
+        if let Some(socket) = &self.socket {
+            // One that has ended brings nothing more.
+            let _ = drain(socket);
+        }
+    }
+}
+
 /// The reason why a connection was not read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
@@ -322,10 +325,6 @@ pub(super) enum Fault {
 }
 
 impl Landing {
-    fn taken_back(self) -> Self {
-        Self { window: None, ..self }
-    }
-
     fn came(&mut self, bytes: u64) {
         self.at += bytes;
         self.left -= bytes;
@@ -362,7 +361,7 @@ mod tests {
     ) -> Result<(Vec<Vec<u8>>, Incoming), String> {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let (windows, mut batch) = (Windows::default(), Batch::new(limit));
-        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000, 256);
+        let mut incoming = Incoming::new(PEER, 4000, 256);
         let mut got = Vec::new();
         let mut pieces = stream.chunks(cut);
         loop {
@@ -423,7 +422,7 @@ mod tests {
     fn a_message_is_acknowledged_behind_words_that_were_acknowledged_before_they_were_read() {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let windows = Windows::default();
-        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 100, 256);
+        let mut incoming = Incoming::new(PEER, 100, 256);
         let take = |incoming: &mut Incoming, bytes: &[u8], limit| {
             let mut batch = Batch::new(limit);
             let batch = &mut batch;
@@ -431,7 +430,7 @@ mod tests {
             incoming.take_in(bytes, &mut to).unwrap();
         };
         let message = Frame::Message { header: Header([1, 2]), len: 0 }.encode();
-        let word = Frame::Ack { link: 1, received: 2 }.encode();
+        let word = Frame::Ack { received: 2 }.encode();
         // The batch has room for the first message only.
         take(&mut incoming, &[message, word, word, word].concat(), 1);
         assert!(incoming.owes_ack(false));
@@ -447,19 +446,20 @@ mod tests {
         let pool = PacketPool::new(Arc::new(HostAllocator), 256, 4);
         let (windows, mut batch) = (Arc::new(Windows::default()), Batch::new(4));
         let open = Box::new(windows.open(PEER, vec![0; 10].into()).unwrap());
-        let mut incoming = Incoming::new((PEER, DeviceKey([0; 16]), 0), 4000, 256);
+        let mut incoming = Incoming::new(PEER, 4000, 256);
         let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
         stream.extend(b"bytes");
-        for (at, piece) in stream.chunks(3).enumerate() {
-            assert!(!incoming.owes_ack(false), "piece {at}");
-            let mut to = Receiving {
-                packets: &pool,
-                windows: &windows,
-                batch: &mut batch,
-                scratch: &mut [],
-            };
+        let (packets, windows) = (&pool, &windows);
+        let mut to = Receiving { packets, windows, batch: &mut batch, scratch: &mut [] };
+        let (most, last) = stream.split_at(27);
+        for (at, piece) in most.chunks(3).enumerate() {
             incoming.take_in(piece, &mut to).unwrap();
+            assert!(!incoming.owes_ack(false), "piece {at}");
         }
+        // These come with the first messages of the next connection.
+        incoming.append(last);
+        assert!(incoming.has_whole(256), "nothing more will come");
+        assert_eq!(incoming.read(None, &mut to), Ok(Read::Nothing));
         assert!(incoming.owes_ack(false));
         let buffer = crate::contract::Exposed::take_back(open);
         assert_eq!(buffer.as_slice(), Some(&b"\0\0bytes\0\0\0"[..]));

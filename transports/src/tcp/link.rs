@@ -112,12 +112,8 @@ impl TcpLink {
     /// Takes the acknowledgements that have come: a caller that tries again need not poll.
     #[cold]
     fn hear(&self) {
-        let Some(reader) = self.outgoing.reader() else {
-            self.outgoing.listen(&self.shared);
-            return;
-        };
         if let Some(device) = self.device.upgrade() {
-            device.read_ahead(reader);
+            device.read_ahead(self.outgoing.index);
         }
     }
 

@@ -5,14 +5,12 @@
 //! | `calls` | connections that come in |
 //! | `device` | the sockets of a device, and when a poll reads which of them |
 //! | `link` | a link, as the runtime has it: messages are gathered |
-//! | `names` | names of sockets in the epoll set |
-//! | `outgoing` | the sending end of a link: dials, greets, joins, sends again after a cut |
+//! | `outgoing` | the sending end of a connection: dials, greets, sends again after a cut |
 //! | `shared` | state that links and the device share |
 //! | `ends` | ends of peers, reported behind what they sent before |
 //! | `flusher` | the thread that sends what was left for a poll that does not come |
-//! | `outflow` | the bytes that a link owes its peer, until they are acknowledged |
-//! | `inbound` | links that lead here: acknowledgements, and senders that may be dead |
-//! | `incoming` | bytes that come: they become messages, and puts land in windows |
+//! | `outflow` | the bytes that are owed to the peer, until they are acknowledged |
+//! | `incoming` | the receiving end: bytes become messages, and puts land in windows |
 //! | `windows` | buffers that peers' puts are scattered into, until they are taken back |
 //! | `strangers` | connections that have not proved themselves |
 //! | [`frame`] | the heads between the bytes |
@@ -21,19 +19,19 @@
 //! | `socket` | system calls on sockets |
 //! | `settings` | the settings of this transport |
 //!
-//! A link is one-way, as the contract says. Its sender dials when it is first used, unless a link
-//! of the peer leads here: it then *joins* that link's connection, and goes the other way on it.
-//! The kernel's acknowledgements of both ride on data. With a connection for each link the kernel
-//! would send one packet more for each small message. Of two devices that dial each other, the one
-//! with the higher key gives way. A connection that is up stays what it is.
+//! A connection carries bytes both ways, and has a sending and a receiving end on each side. A link
+//! is one-way, as the contract says: it takes a sending end to its peer's device that serves no
+//! link, or dials. So the kernel's acknowledgements of both ways ride on data. With a connection for
+//! each link the kernel would send one packet more for each small message. Of two devices that dial
+//! each other, the one with the higher key gives way.
 //!
 //! # Cuts
 //!
-//! The bytes of a link are counted from its beginning, and stay with the sender until the receiver
+//! The bytes of each way are counted from its beginning, and stay with the sender until the receiver
 //! has acknowledged them: short messages in a copy of [`TcpSettings::tcp_window`] bytes at most,
-//! puts in the user's buffer. A connection that breaks between living processes is made anew. The
-//! receiver then says how many bytes it has, and the sender goes on behind them. So nothing is lost
-//! and nothing is doubled.
+//! puts in the user's buffer. A connection that breaks between living processes is made anew. Each
+//! side then says how many bytes it has, and the other goes on behind them. So nothing is lost and
+//! nothing is doubled.
 //!
 //! # Ends
 //!
@@ -47,10 +45,8 @@ mod device;
 mod ends;
 mod flusher;
 pub mod frame;
-mod inbound;
 mod incoming;
 mod link;
-mod names;
 mod outflow;
 mod outgoing;
 mod settings;

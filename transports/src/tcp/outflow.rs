@@ -82,11 +82,6 @@ impl Outflow {
         self.copied.len().saturating_sub(self.notes.len() * HEAD)
     }
 
-    /// Bytes that were sent, since the link began.
-    pub(super) fn sent(&self) -> u64 {
-        self.sent
-    }
-
     /// Bytes that were not sent.
     pub(super) fn unsent(&self) -> u64 {
         self.end - self.sent

@@ -1,36 +1,31 @@
-//! The sending end of a link.
+//! The sending end of a connection.
 //!
 //! Bytes stay until the peer has acknowledged them. A connection that breaks is made anew, and goes
 //! on behind the bytes that the peer has.
 //!
-//! A link that *joins* a connection of its peer's link goes the other way on it.
+//! A connection ends by its reader alone, behind what came on it: an error of a call that sends, or
+//! a silent machine, shuts it down, and the reader finds its end.
 
 mod dialling;
-mod joining;
 
-use super::address::Address;
 use super::frame::{Frame, HEAD};
-use super::incoming::CLOSED;
-use super::names::{OUTGOING, name_of};
 use super::outflow::{Body, Outflow};
-use super::shared::Shared;
+use super::shared::{LINK, Shared};
 use super::socket::{self, Gathered};
-use super::wire::{Hello, JOIN};
+use super::wire::Hello;
 use crate::clock::ticks;
 use crate::contract::{DownCause, Event, OpFailure, PeerId};
+use crate::net::key::DeviceKey;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::SendFlags;
-use std::io::Read;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dialling::{Dialling, Greeted};
-use joining::Joined;
 
 /// Time limit of a connect; then the next address is dialled.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -42,27 +37,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The kernel itself waits longer and longer before it sends again, and so outlasts a cut.
 const STALLED: Duration = Duration::from_millis(500);
 
-/// In place of the number of a link that leads here: none.
-const NONE: u32 = u32::MAX;
-
 /// The sending end.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) peer: PeerId,
+    pub(super) device: DeviceKey,
     /// Its place in the device's list.
     pub(super) index: u32,
-    /// Number that tells the peer which link a connection belongs to.
-    number: u64,
-    pub(super) address: Address,
-    candidates: Vec<SocketAddr>,
+    /// Number that tells the peer which of this device's ends a connection belongs to.
+    pub(super) number: u64,
     pub(super) is_up: AtomicBool,
     is_over: AtomicBool,
     /// Ticks of the last call that has sent something.
     sent_at: AtomicU64,
-    /// Place of the link that leads here on the same connection, and takes what comes on it.
-    reader: AtomicU32,
-    /// Set when a connection that served both ways has broken, until a poll takes that up.
-    has_parted: AtomicBool,
     pub(super) sending: Mutex<Sending>,
 }
 
@@ -70,93 +57,88 @@ pub(super) struct Outgoing {
 pub(super) struct Sending {
     pub(super) flow: Outflow,
     pub(super) line: Line,
+    /// Where it dials: the addresses that the peer has published, or the one from which it came.
+    candidates: Vec<SocketAddr>,
+    /// Set once a link of the user has this end.
+    is_served: bool,
     /// Set while it is in the device's list of links with unsent bytes.
     pub(super) is_listed: bool,
     /// Set while the descriptor is watched for room.
     waits_for_room: bool,
     /// When the peer's kernel was last known to be there.
     alive_at: Instant,
-    /// Bytes of an acknowledgement that is not whole.
-    ack: Vec<u8>,
     /// Set when the user has dropped the link: it ends when all is acknowledged.
     is_dropped: bool,
-    /// Connections that were begun.
+    /// Number of the peer's end; 0: not known, since no connection has come up.
+    pub(super) other: u64,
+    /// Number of the last connection that was begun here, or came up.
     attempts: u64,
-    /// Set once the peer's link goes the other way on this link's connection: frames come on it.
-    is_shared: bool,
-    /// The introduction of that link, until a poll takes it up.
-    joins: Option<Hello>,
+    /// Number of the last connection that came up.
+    established: u64,
+    /// Bytes of the peer that the connections before have brought.
+    received: u64,
 }
 
 /// The connection.
 #[derive(Debug)]
 pub(super) enum Line {
     Dialling(Box<Dialling>),
-    /// All addresses were dialled in vain.
+    /// There is none before then. At that time it is dialled.
     Pause(Instant),
     Up(Arc<TcpStream>),
-    /// The other direction of a connection of the peer's link.
-    Joined(Joined),
     Over(DownCause),
 }
 
-impl Line {
-    /// Returns the connection, up or not.
-    fn socket(&self) -> Option<&Arc<TcpStream>> {
-        match self {
-            Self::Up(socket) | Self::Joined(Joined { socket, .. }) => Some(socket),
-            Self::Dialling(_) | Self::Pause(_) | Self::Over(_) => None,
-        }
-    }
-
-    fn is(&self, connection: &Arc<TcpStream>) -> bool {
-        self.socket().is_some_and(|socket| Arc::ptr_eq(socket, connection))
-    }
-
-    /// Returns the connection if the link's bytes may be sent on it.
-    #[inline]
-    fn carries(&self) -> Option<&Arc<TcpStream>> {
-        match self {
-            Self::Up(socket) | Self::Joined(Joined { socket, is_welcome: true, .. }) => {
-                Some(socket)
-            }
-            _ => None,
-        }
-    }
+/// A connection that has come up, for the receiving end.
+pub(super) struct Risen {
+    pub(super) socket: Arc<TcpStream>,
+    /// Bytes that the peer sends without an acknowledgement.
+    pub(super) window: u64,
+    /// The first bytes.
+    pub(super) behind: Vec<u8>,
 }
 
 impl Outgoing {
-    /// Begins a link.
-    pub(super) fn new(
-        (peer, index, number): (PeerId, u32, u64),
-        address: Address,
-        candidates: Vec<SocketAddr>,
-    ) -> Self {
+    /// Begins an end that does not dial.
+    pub(super) fn new((peer, device): (PeerId, DeviceKey), index: u32, number: u64) -> Self {
         let sending = Sending {
             flow: Outflow::default(),
             line: Line::Pause(Instant::now()),
+            candidates: Vec::new(),
+            is_served: false,
             is_listed: false,
             waits_for_room: false,
             alive_at: Instant::now(),
-            ack: Vec::new(),
             is_dropped: false,
+            other: 0,
             attempts: 0,
-            is_shared: false,
-            joins: None,
+            established: 0,
+            received: 0,
         };
         Self {
             peer,
+            device,
             index,
             number,
-            address,
-            candidates,
             is_up: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             sent_at: AtomicU64::new(0),
-            reader: AtomicU32::new(NONE),
-            has_parted: AtomicBool::new(false),
             sending: Mutex::new(sending),
         }
+    }
+
+    /// Gives this end to a link of the user. Returns `false` if it has one, or is over.
+    pub(super) fn serve(&self, shared: &Shared, candidates: &[SocketAddr]) -> bool {
+        let mut sending = self.sending.lock();
+        if sending.is_served || matches!(sending.line, Line::Over(_)) {
+            return false;
+        }
+        (sending.is_served, sending.candidates) = (true, candidates.into());
+        match sending.line {
+            Line::Up(_) => shared.tell(Event::Connected { peer: self.peer }),
+            _ => sending.alive_at = Instant::now(),
+        }
+        true
     }
 
     /// Returns `true` once nothing more is to be done for it.
@@ -171,61 +153,45 @@ impl Outgoing {
 
     /// Returns `true` if time alone may change it: it is not up, or bytes are in flight.
     pub(super) fn is_moving(&self) -> bool {
-        self.sending.try_lock().is_none_or(|sending| match &sending.line {
-            Line::Over(_) => false,
-            Line::Up(socket) | Line::Joined(Joined { socket, is_welcome: true, .. }) => {
-                socket::in_flight(socket) > 0
-            }
-            Line::Joined(_) | Line::Dialling(_) | Line::Pause(_) => true,
-        })
+        self.sending.try_lock().is_none_or(|sending| sending.is_moving())
     }
 
-    /// Does what is possible now: dials, greets, sends, takes acknowledgements.
-    pub(super) fn advance(&self, shared: &Shared) {
+    /// Does what is possible now: dials, greets, sends. Returns a connection that has come up.
+    pub(super) fn advance(&self, shared: &Shared) -> Option<Risen> {
         let mut sending = self.sending.lock();
         loop {
+            let dials = sending.dials();
             match &mut sending.line {
-                Line::Over(_) => return,
-                Line::Pause(until) if *until > Instant::now() => return,
+                Line::Over(_) => return None,
+                Line::Pause(until) if *until > Instant::now() || !dials => return None,
                 Line::Pause(_) => self.dial(&mut sending, shared, (0, true)),
+                Line::Up(_) => {
+                    self.flush(&mut sending, shared);
+                    return None;
+                }
                 Line::Dialling(dialling) => match self.greet(dialling, shared) {
-                    Greeted::Wait => return,
+                    Greeted::Wait => return None,
                     Greeted::Alive => sending.alive_at = Instant::now(),
-                    Greeted::Up(received) => self.up(&mut sending, shared, received),
+                    Greeted::Up(hello) => return self.up(&mut sending, shared, &hello),
                     Greeted::Next(why, refused) => {
                         let next = (dialling.candidate + 1, dialling.refused && refused);
                         let timeout = shared.options.timeout;
                         let heard = dialling.is_connected.then_some(&dialling.channel);
                         let heard = heard.map(|channel| heard_at(channel, timeout));
                         sending.alive_at = heard.unwrap_or(sending.alive_at);
-                        if next.0 < self.candidates.len() {
+                        if next.0 < sending.candidates.len() {
                             self.dial(&mut sending, shared, next);
                         } else {
                             self.pause(&mut sending, shared, &why, next.1);
                         }
                     }
                     Greeted::Refused(why) => {
-                        return self.end(&mut sending, shared, DownCause::Refused(why));
+                        self.end(&mut sending, shared, DownCause::Refused(why));
+                        return None;
                     }
                 },
-                Line::Joined(_) => return self.flush(&mut sending, shared),
-                Line::Up(_) => {
-                    self.hear(&mut sending, shared);
-                    if let Line::Up(_) = sending.line {
-                        self.flush(&mut sending, shared);
-                        return;
-                    }
-                }
             }
         }
-    }
-
-    /// Takes the acknowledgements that have come. Returns `true` if there were any.
-    pub(super) fn listen(&self, shared: &Shared) -> bool {
-        let Some(mut sending) = self.sending.try_lock() else { return false };
-        let acked = sending.flow.unacked();
-        self.hear(&mut sending, shared);
-        sending.flow.unacked() != acked
     }
 
     /// Ticks since the last call that has sent something.
@@ -243,27 +209,24 @@ impl Outgoing {
 
     /// Looks for a connection that stands still. Returns `true` if it has to be looked at again
     /// soon.
-    pub(super) fn look_after(&self, shared: &Shared) -> bool {
+    pub(super) fn look_after(&self) -> bool {
+        let sending = self.sending.lock();
+        let is_moving = sending.is_moving();
+        if is_moving
+            && let Line::Up(socket) = &sending.line
+            && socket::stalled(socket).is_some_and(|silent| silent > STALLED)
+        {
+            self.breaks(socket, "its machine acknowledges nothing");
+        }
+        is_moving
+    }
+
+    /// Does not count a time against the peer in which this process did not ask.
+    pub(super) fn excuse(&self, span: Duration) {
         let mut sending = self.sending.lock();
-        match &sending.line {
-            Line::Over(_) => false,
-            Line::Up(socket) if socket::in_flight(socket) == 0 => false,
-            Line::Joined(Joined { socket, is_welcome: true, .. })
-                if socket::in_flight(socket) == 0 =>
-            {
-                false
-            }
-            Line::Up(socket) | Line::Joined(Joined { socket, .. }) => {
-                if socket::stalled(socket).is_some_and(|silent| silent > STALLED) {
-                    self.broke(&mut sending, shared, "its machine acknowledges nothing");
-                }
-                true
-            }
-            Line::Dialling(_) | Line::Pause(_) => {
-                drop(sending);
-                self.advance(shared);
-                true
-            }
+        sending.alive_at = (sending.alive_at + span).min(Instant::now());
+        if let Line::Dialling(dialling) = &mut sending.line {
+            dialling.until += span;
         }
     }
 
@@ -282,25 +245,11 @@ impl Outgoing {
     ) -> bool {
         let mut sending = self.sending.lock();
         sending.bye();
-        if let Line::Joined(Joined { socket, is_welcome: false, .. }) = &sending.line {
-            // Nobody reads the answer any more. The end alone can be said without it.
-            if sending.flow.copied() == HEAD && !sending.flow.has_bodies() {
-                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                let _ = rustix::net::send(socket, &Frame::Bye.encode(), flags);
-            } else {
-                self.broke(&mut sending, shared, "this device closes");
-            }
-        }
         loop {
             self.flush(&mut sending, shared);
             let left = match &sending.line {
                 Line::Over(_) => break,
-                Line::Joined(Joined { socket, is_welcome: false, .. }) => {
-                    socket::in_flight(socket) > 0
-                }
-                Line::Up(socket) | Line::Joined(Joined { socket, .. }) => {
-                    sending.flow.unsent() > 0 || socket::in_flight(socket) > 0
-                }
+                Line::Up(socket) => sending.flow.unsent() > 0 || socket::in_flight(socket) > 0,
                 Line::Dialling(_) | Line::Pause(_) => {
                     sending.flow.copied() > HEAD || sending.flow.has_bodies()
                 }
@@ -310,8 +259,11 @@ impl Outgoing {
                 self.end(&mut sending, shared, DownCause::Closed);
                 return is_sent;
             }
-            self.hear(&mut sending, shared);
-            self.drop_frames(&mut sending, shared);
+            if let Line::Up(socket) = &sending.line
+                && socket::drain(socket).is_err()
+            {
+                sending.line = Line::Pause(Instant::now());
+            }
             MutexGuard::unlocked(&mut sending, || {
                 std::thread::sleep(Duration::from_micros(200));
                 meanwhile();
@@ -321,113 +273,126 @@ impl Outgoing {
         true
     }
 
-    /// Introduces the link on a further connection.
-    fn hello(&self, sending: &mut Sending, shared: &Shared) -> Hello {
-        sending.attempts += 1;
-        let (window, sent) = (shared.options.window as u64, sending.flow.sent());
+    /// Returns `true` if a connection that the peer has made has to wait for the end of dialling. Of
+    /// two ends that dial each other, the one with the higher name gives way.
+    pub(super) fn holds(&self, shared: &Shared, (device, number): (DeviceKey, u64)) -> bool {
+        matches!(self.sending.lock().line, Line::Dialling(_))
+            && (shared.address.key, self.number) < (device, number)
+    }
+
+    /// Takes a connection that the peer has made, which calls it `hello`, unless that is older than
+    /// one that came up. Returns the answer for a peer that has sent as many bytes.
+    pub(super) fn answer(&self, shared: &Shared, hello: &Hello, received: u64) -> Option<Hello> {
+        let mut sending = self.sending.lock();
+        if hello.attempt.get() <= sending.established {
+            return None;
+        }
+        sending.attempts = sending.attempts.max(hello.attempt.get());
+        sending.received = received;
+        Some(self.hello(&sending, shared))
+    }
+
+    /// Introduces this end on a connection.
+    fn hello(&self, sending: &Sending, shared: &Shared) -> Hello {
         Hello {
-            link: self.number.into(),
-            window: window.into(),
-            sent: sent.into(),
+            from: self.number.into(),
+            to: sending.other.into(),
+            window: (shared.options.window as u64).into(),
             attempt: sending.attempts.into(),
+            received: sending.received.into(),
         }
     }
 
-    /// The link goes on behind the bytes that the peer has. Returns `false` if it has ended.
-    fn goes_on(&self, sending: &mut Sending, shared: &Shared, received: u64) -> bool {
+    /// Goes on with a connection that the peer has made. `home`: where its device listens.
+    pub(super) fn rise(
+        &self,
+        shared: &Shared,
+        socket: Arc<TcpStream>,
+        home: SocketAddr,
+        hello: &Hello,
+    ) {
+        let mut sending = self.sending.lock();
+        if !sending.is_served {
+            sending.candidates = vec![home];
+        }
+        self.rises(&mut sending, shared, socket, hello);
+    }
+
+    /// Goes on with a connection on which the peer has said `hello`, behind the bytes that it has.
+    /// Returns `false` if the link has ended.
+    fn rises(
+        &self,
+        sending: &mut Sending,
+        shared: &Shared,
+        socket: Arc<TcpStream>,
+        hello: &Hello,
+    ) -> bool {
         let over = |body| shared.tell(completion(body, Ok(())));
-        if let Err(why) = sending.flow.resume(received, over) {
+        if let Err(why) = sending.flow.resume(hello.received.get(), over) {
             self.end(sending, shared, DownCause::Protocol(why.to_string()));
             return false;
         }
+        let attempt = hello.attempt.get().max(sending.attempts);
+        (sending.attempts, sending.established) = (attempt, attempt);
+        (sending.other, sending.waits_for_room) = (hello.from.get(), false);
         sending.alive_at = Instant::now();
-        if !self.is_up.swap(true, Ordering::Release) {
+        sending.line = Line::Up(socket);
+        if !self.is_up.swap(true, Ordering::Release) && sending.is_served {
             shared.tell(Event::Connected { peer: self.peer });
         }
+        self.flush(sending, shared);
         true
     }
 
-    /// Replaces a connection that has broken.
-    fn broke(&self, sending: &mut Sending, shared: &Shared, why: &str) {
-        tracing::info!(peer = %self.peer, why, "a connection is made anew");
-        if let Some(socket) = sending.line.socket() {
-            let is_shared = sending.is_shared || matches!(sending.line, Line::Joined(_));
-            self.has_parted.fetch_or(is_shared, Ordering::AcqRel);
-            sending.alive_at = heard_at(socket, shared.options.timeout);
-        }
-        (sending.is_shared, sending.joins) = (false, None);
-        // Behind its last byte the peer finds the end of the old one.
-        sending.line = Line::Pause(Instant::now());
-        shared.look_soon();
-    }
-
-    /// Reads acknowledgements, where nothing else comes on the connection.
-    pub(super) fn hear(&self, sending: &mut Sending, shared: &Shared) {
-        while !sending.is_shared {
-            let Line::Up(socket) = &sending.line else { return };
-            let mut bytes = [0; 512];
-            let received = match (&**socket).read(&mut bytes) {
-                Ok(0) => return self.broke(sending, shared, "it has hung up"),
-                Ok(received) => received,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return self.broke(sending, shared, &error.to_string()),
-            };
-            sending.ack.extend(&bytes[..received]);
-            self.take_acks(sending, shared);
-            if received < bytes.len() {
-                return;
-            }
+    /// Takes up that a connection has ended, after it has brought all bytes up to `received`.
+    pub(super) fn lost(&self, shared: &Shared, on: &Arc<TcpStream>, received: u64) {
+        let mut sending = self.sending.lock();
+        if sending.carries(on) {
+            tracing::info!(peer = %self.peer, "a connection has ended, and is made anew");
+            sending.alive_at = heard_at(on, shared.options.timeout);
+            sending.received = received;
+            sending.line = Line::Pause(Instant::now());
         }
     }
 
-    /// Drops what comes on a connection that serves both ways: this device closes.
-    fn drop_frames(&self, sending: &mut Sending, shared: &Shared) {
-        let Some(socket) = sending.line.socket() else { return };
-        if !sending.is_shared && !matches!(sending.line, Line::Joined(_)) {
-            return;
-        }
-        if let Err(why) = super::inbound::drain(socket) {
-            self.broke(sending, shared, &why);
-        }
+    /// Has the reader find the end of a connection.
+    fn breaks(&self, socket: &TcpStream, why: &str) {
+        tracing::info!(peer = %self.peer, why, "a connection breaks");
+        // It fails if the connection has ended.
+        let _ = socket.shutdown(Shutdown::Both);
     }
 
-    /// Takes the acknowledgements that were read, up to the introduction of a link that joins.
-    fn take_acks(&self, sending: &mut Sending, shared: &Shared) {
-        let (words, _) = sending.ack.as_chunks::<8>();
-        let join = words.iter().position(|word| u64::from_le_bytes(*word) == JOIN);
-        sending.joins = join.and_then(|at| Hello::joined(&words[at + 1..]));
-        let acks = &words[..join.unwrap_or(words.len())];
-        let (last, taken) = (acks.last().copied().map(u64::from_le_bytes), 8 * acks.len());
-        sending.ack.drain(..taken);
-        if sending.joins.is_some() {
-            sending.is_shared = true;
-            shared.is_joined(self.index);
+    /// Acknowledges the peer's bytes on their connection. Returns `false` if that is not this end's
+    /// connection now.
+    pub(super) fn note(&self, shared: &Shared, on: &Arc<TcpStream>, word: Frame) -> bool {
+        let mut sending = self.sending.lock();
+        let carries = sending.carries(on);
+        if carries {
+            sending.flow.push_note(word);
+            self.flush(&mut sending, shared);
         }
-        match last {
-            None => {}
-            Some(CLOSED) => self.end(sending, shared, DownCause::Closed),
-            Some(acked) => self.acknowledge(sending, shared, acked),
-        }
+        carries
     }
 
-    fn acknowledge(&self, sending: &mut Sending, shared: &Shared, acked: u64) {
+    /// Takes up that the peer has as many bytes.
+    pub(super) fn acknowledge(&self, shared: &Shared, acked: u64) {
+        let mut sending = self.sending.lock();
         let over = |body| shared.tell(completion(body, Ok(())));
         if let Err(why) = sending.flow.acknowledge(acked, over) {
-            return self.end(sending, shared, DownCause::Protocol(why.to_string()));
+            return self.end(&mut sending, shared, DownCause::Protocol(why.to_string()));
         }
         if sending.is_dropped && sending.flow.unsent() + sending.flow.unacked() == 0 {
-            self.end(sending, shared, DownCause::Closed);
+            self.end(&mut sending, shared, DownCause::Closed);
         }
     }
 
     /// Sends what the socket has room for.
     pub(super) fn flush(&self, sending: &mut Sending, shared: &Shared) {
-        if sending.flow.unsent() == 0 {
+        let Sending { flow, line, waits_for_room, .. } = &mut *sending;
+        let Line::Up(socket) = line else { return };
+        if flow.unsent() == 0 {
             return;
         }
-        let Sending { flow, line, waits_for_room, .. } = &mut *sending;
-        let Some(socket) = line.carries() else { return };
         let mut outcome = Ok(());
         while flow.unsent() > 0 {
             let mut gathered = Gathered::new();
@@ -451,18 +416,14 @@ impl Outgoing {
         let is_full = flow.unsent() > 0;
         match outcome {
             Err(error) if !crate::net::is_shortage(error) => {
-                return self.broke(sending, shared, &error.to_string());
+                return self.breaks(socket, &error.to_string());
             }
             _ if is_full == *waits_for_room => return,
             _ => {}
         }
         let room = if is_full { EventFlags::OUT } else { EventFlags::empty() };
         let changes = EventFlags::IN | EventFlags::RDHUP | room;
-        let name = match &*line {
-            Line::Joined(joined) => name_of(joined.reader),
-            _ => OUTGOING | u64::from(self.index),
-        };
-        let watched = shared.watch_again(socket.as_fd(), name, changes);
+        let watched = shared.rewatch(socket.as_fd(), LINK | u64::from(self.index), changes);
         *waits_for_room = is_full && watched.is_ok();
     }
 
@@ -499,10 +460,28 @@ fn completion(body: Body, outcome: Result<(), Box<OpFailure>>) -> Event {
 }
 
 impl Sending {
+    /// Returns `true` if it knows where to dial, or has to.
+    fn dials(&self) -> bool {
+        self.is_served || !self.candidates.is_empty()
+    }
+
+    fn is_moving(&self) -> bool {
+        match &self.line {
+            Line::Over(_) => false,
+            Line::Up(socket) => socket::in_flight(socket) > 0,
+            Line::Dialling(_) => true,
+            Line::Pause(_) => self.dials(),
+        }
+    }
+
     pub(super) fn bye(&mut self) {
         if !self.is_dropped && !matches!(self.line, Line::Over(_)) {
             self.is_dropped = true;
             self.flow.push(&Frame::Bye.encode());
         }
+    }
+
+    fn carries(&self, connection: &Arc<TcpStream>) -> bool {
+        matches!(&self.line, Line::Up(socket) if Arc::ptr_eq(socket, connection))
     }
 }

@@ -4,20 +4,29 @@ use super::address::Address;
 use super::flusher::Flusher;
 use super::outgoing::Outgoing;
 use super::windows::Windows;
-use super::{Options, wire};
-use crate::contract::{DownCause, Event, Identity, PeerId};
+use super::{Options, socket, wire};
+use crate::contract::{Batch, DownCause, Event, Identity, PeerId};
 use crate::mem::PacketSource;
 use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
+use crate::net::key::DeviceKey;
 use crate::net::proof::Role;
 use crate::sync::Sleepers;
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+// Names of sockets in the epoll set. The low half of a name is a place.
+pub(super) const LISTENER: u64 = 0;
+pub(super) const BELL: u64 = 1;
+pub(super) const TIMER: u64 = 2;
+pub(super) const LINK: u64 = 1 << 32;
+pub(super) const STRANGER: u64 = 2 << 32;
 
 /// State that links and the device share.
 #[derive(Debug)]
@@ -38,8 +47,6 @@ pub(super) struct Shared {
     pub(super) flusher: Flusher,
     /// Links on which an acknowledgement is waited for.
     pub(super) expected: Mutex<Vec<u32>>,
-    /// Links whose peers' links are about to go the other way.
-    pub(super) joined: Mutex<Vec<u32>>,
     pub(super) events: Mutex<VecDeque<Event>>,
     pub(super) deaths: Mutex<Vec<(PeerId, DownCause)>>,
     pub(super) looks_soon: AtomicBool,
@@ -48,22 +55,41 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn watch(
-        &self,
-        fd: BorrowedFd<'_>,
-        name: u64,
-        changes: EventFlags,
-    ) -> Result<(), Errno> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64, on: EventFlags) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(name), on)
     }
 
-    pub(super) fn watch_again(
+    pub(super) fn rewatch(
         &self,
         fd: BorrowedFd<'_>,
         name: u64,
-        changes: EventFlags,
+        on: EventFlags,
     ) -> Result<(), Errno> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(name), changes)
+        epoll::modify(&self.epoll, fd, EventData::new_u64(name), on)
+    }
+
+    /// Watches a connection that has come up, under the place of its ends.
+    pub(super) fn serve(&self, socket: &TcpStream, index: u32) -> Result<(), Errno> {
+        socket::keep_alive(socket, self.options.timeout / 2)?;
+        let changes = EventFlags::IN | EventFlags::RDHUP;
+        self.rewatch(socket.as_fd(), LINK | u64::from(index), changes)
+    }
+
+    /// Begins an end at a free place, whose number is a part of `key`.
+    pub(super) fn begin(
+        links: &mut Vec<Option<Arc<Outgoing>>>,
+        of: (PeerId, DeviceKey),
+        key: DeviceKey,
+    ) -> Arc<Outgoing> {
+        let place = links.iter().position(Option::is_none).unwrap_or_else(|| {
+            links.push(None);
+            links.len() - 1
+        });
+        let number = u64::from_le_bytes(key.0.first_chunk().copied().unwrap_or_default()).max(1);
+        let index = u32::try_from(place).unwrap_or(u32::MAX);
+        let begun = Arc::new(Outgoing::new(of, index, number));
+        links[place] = Some(begun.clone());
+        begun
     }
 
     /// Returns the greeting with which this device proves itself.
@@ -74,10 +100,6 @@ impl Shared {
         wire::greeting(role, &self.identity, self.address.key, self.address.port)
     }
 
-    pub(super) fn ranks(&self) -> u32 {
-        self.identity.ranks
-    }
-
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -86,6 +108,17 @@ impl Shared {
     pub(super) fn tell(&self, event: Event) {
         self.events.lock().push_back(event);
         self.has_news();
+    }
+
+    /// Yields events. Returns `true` if some find no room.
+    pub(super) fn yields(&self, batch: &mut Batch) -> bool {
+        let mut events = self.events.lock();
+        while !batch.is_full()
+            && let Some(event) = events.pop_front()
+        {
+            batch.push(event);
+        }
+        !events.is_empty()
     }
 
     /// Has the next poll report a peer's end, behind what the peer sent before.
@@ -99,11 +132,6 @@ impl Shared {
         self.left.lock().push(link);
         self.has_news();
         self.flusher.wake(self);
-    }
-
-    /// Returns `true` if unsent bytes are left.
-    pub(super) fn has_left(&self) -> bool {
-        !self.left.lock().is_empty()
     }
 
     /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if
@@ -132,12 +160,6 @@ impl Shared {
     /// Has the next polls read a link's acknowledgements directly.
     pub(super) fn expects(&self, link: u32) {
         self.expected.lock().push(link);
-        self.has_news();
-    }
-
-    /// Has the next poll let the peer's link go the other way on this link's connection.
-    pub(super) fn is_joined(&self, link: u32) {
-        self.joined.lock().push(link);
         self.has_news();
     }
 

@@ -18,6 +18,9 @@ const MOST: usize = 64;
 /// Bytes that one call sends, at most.
 const BYTES: usize = 4 << 20;
 
+/// Calls that take unread bytes off a connection before it is closed: some megabytes.
+const DRAIN: usize = 4096;
+
 /// Pieces of host memory, collected for one call.
 pub(super) struct Gathered<'a> {
     pieces: [MaybeUninit<libc::iovec>; MOST],
@@ -45,11 +48,17 @@ impl<'a> Gathered<'a> {
 
     /// Sends what the socket has room for. Returns the number of bytes.
     pub(super) fn send(&mut self, socket: &TcpStream) -> Result<usize, Errno> {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if self.count == 1 {
+            // SAFETY: the first piece is initialised.
+            let libc::iovec { iov_base, iov_len } = unsafe { self.pieces[0].assume_init() };
+            // SAFETY: it is borrowed as long as this is; the kernel reads it.
+            return count(unsafe { libc::send(socket.as_raw_fd(), iov_base, iov_len, flags) });
+        }
         // SAFETY: all zero is a message without name, control data and flags.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.pieces.as_mut_ptr().cast();
         message.msg_iovlen = self.count;
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: the first `count` pieces are initialised, and borrowed as long as this is; the
         // kernel reads them.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
@@ -148,6 +157,23 @@ pub(super) fn keep_alive(socket: &TcpStream, limit: Duration) -> Result<(), Errn
     sockopt::set_tcp_keepcnt(socket, u32::try_from(questions).unwrap_or(2))?;
     // A peer that merely does not read answers, and is not cut off.
     sockopt::set_tcp_user_timeout(socket, 0)
+}
+
+/// Drops what has come. A sender that goes on for ever is not waited for.
+///
+/// # Errors
+/// The connection has ended.
+pub(super) fn drain(socket: &TcpStream) -> Result<(), Errno> {
+    let mut bytes = [0; 4096];
+    for _ in 0..DRAIN {
+        match receive(socket, &mut MemMut::host(&mut bytes)) {
+            Ok(1..) => {}
+            Ok(_) => return Err(Errno::PIPE),
+            Err(Errno::AGAIN | Errno::INTR) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Returns the bytes that were sent and that the peer's kernel does not have yet.

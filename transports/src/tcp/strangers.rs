@@ -1,7 +1,6 @@
 //! Connections that have not proved themselves, or not said to which link they belong.
 
-use super::names::name_of_stranger;
-use super::shared::Shared;
+use super::shared::{STRANGER, Shared};
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
@@ -25,11 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// The pending connections of a device.
 #[derive(Debug)]
 pub(super) struct Strangers {
-    pending: Pending<Stranger>,
+    pub(super) pending: Pending<Stranger>,
 }
 
 #[derive(Debug)]
-struct Stranger {
+pub(super) struct Stranger {
     channel: TcpChannel,
     from: SocketAddr,
     /// Until both sides are proved.
@@ -54,16 +53,6 @@ impl Strangers {
         Self { pending: Pending::new(most, PATIENCE) }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
-    }
-
-    /// Drops those that have been here for too long. Returns `true` if some are left.
-    pub(super) fn expire(&mut self) -> bool {
-        self.pending.expire(Instant::now());
-        !self.pending.is_empty()
-    }
-
     /// Takes in a connection, and returns its place.
     pub(super) fn admit(
         &mut self,
@@ -78,18 +67,14 @@ impl Strangers {
         let place = self.pending.admit(stranger, Instant::now());
         if let Some(stranger) = self.pending.get(place) {
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-            let watched = shared.watch(stranger.channel.as_fd(), name_of_stranger(place), changes);
+            let watched =
+                shared.watch(stranger.channel.as_fd(), STRANGER | u64::from(place), changes);
             if let Err(error) = watched {
                 self.pending.take(place);
                 return Err(error);
             }
         }
         Ok(place)
-    }
-
-    /// Returns the places of all.
-    pub(super) fn places(&self) -> Vec<u32> {
-        self.pending.places()
     }
 
     /// Goes on with a connection. Returns it when it has proved itself and named its link.
@@ -125,10 +110,10 @@ impl Stranger {
                 Ok(Progress::Proven(session)) => {
                     let claim = session.peer;
                     let (rank, ranks) = (claim.rank.get(), claim.ranks.get());
-                    if ranks != shared.ranks() || rank >= ranks {
+                    if ranks != shared.identity.ranks || rank >= ranks {
                         return Err(Some(format!(
                             "it claims to be rank {rank} of {ranks}; this job has {}",
-                            shared.ranks()
+                            shared.identity.ranks
                         )));
                     }
                     (self.claim, self.greeting) = (claim, None);
@@ -139,7 +124,7 @@ impl Stranger {
         }
         match self.channel.hear(PROTOCOL.longest) {
             Ok(None) | Err(Fault::Short(_)) => Ok(None),
-            Ok(Some(message)) => wire::Hello::read(&message).map(Some).map_err(Some),
+            Ok(Some(message)) => wire::Hello::read(wire::HELLO, &message).map(Some).map_err(Some),
             Err(Fault::Gone(_)) => Err(None),
             Err(Fault::Wrong(why)) => Err(Some(why)),
         }

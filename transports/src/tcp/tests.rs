@@ -1,21 +1,22 @@
 //! Devices of one process that send to each other, directly and over a relay.
 
+mod relays;
+
 use super::Options;
 use super::address::Address;
 use super::device::TcpDevice;
 use crate::contract::{
-    AddressBlob, Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload,
-    PeerId, Submit,
+    Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
 };
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
 use proptest::prelude::*;
+use relays::{Relay, held, relayed, silent};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketType, ipproto};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use rustix::io::Errno;
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
@@ -43,11 +44,15 @@ impl Side {
 
     /// `packets`: those that are free, at most; `window`: bytes.
     fn with(me: u32, packets: usize, window: usize) -> Self {
+        Self::within(TIMEOUT, me, packets, window)
+    }
+
+    /// `timeout`: until a silent peer counts as gone.
+    fn within(timeout: Duration, me: u32, packets: usize, window: usize) -> Self {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
         let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();
         let held = all.into_iter().skip(packets).collect();
-        let options =
-            Options { packet_size: PACKET, window, timeout: TIMEOUT, ..Options::default() };
+        let options = Options { packet_size: PACKET, window, timeout, ..Options::default() };
         let device = TcpDevice::open(options, identity(me), Arc::new(pool)).unwrap();
         Self { device, batch: Batch::new(8), _held: held }
     }
@@ -110,24 +115,15 @@ fn is_down(event: &Event) -> bool {
 fn until_shared(sides: &mut [&mut Side; 2]) {
     let start = Instant::now();
     while sides.iter().any(|side| {
-        side.device
-            .shared
-            .link(0)
-            .is_none_or(|link| !link.is_up.load(Ordering::SeqCst) || link.reader().is_none())
+        side.device.shared.link(0).is_none_or(|link| {
+            !link.is_up.load(Ordering::SeqCst) || side.device.shared.link(1).is_some()
+        })
     }) {
         for side in sides.iter_mut() {
             side.poll();
         }
         assert!(start.elapsed() < Duration::from_secs(10), "each has a connection of its own");
     }
-}
-
-/// Returns a relay to a device, and the address of the device over it.
-fn relayed(to: &Side) -> (Relay, AddressBlob) {
-    let mut address = Address::decode(&to.device.address()).unwrap();
-    let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
-    (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
-    (relay, address.encode())
 }
 
 /// A link over a relay, with the numbers of its device and its peer's.
@@ -290,11 +286,11 @@ fn is_closed(event: &Event) -> bool {
 }
 
 #[test]
-fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_connection() {
+fn messages_come_before_the_end_of_a_sender_that_gives_way_to_its_peers_connection() {
     for pause in [0, 300].map(Duration::from_millis) {
         for polls in 0..20 {
             let mut sides = [0, 1].map(Side::new);
-            // The link of the one with the higher key changes over.
+            // The one with the higher key gives way.
             sides.sort_by_key(|side| side.device.shared.address.key.0);
             let [mut low, mut high] = sides;
             let [to_low, to_high] = [&low, &high].map(|side| side.device.shared.identity.me.0);
@@ -303,15 +299,13 @@ fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_conne
             high.poll_for(Duration::from_micros(100));
             let _back = low.connect(&high, to_high);
             let (mut sent, mut came) = (0, Vec::new());
-            let link = high.device.shared.link(0).unwrap();
             let start = Instant::now();
-            while link.reader().is_none() {
+            while !out.is_up() {
                 came.extend(low.poll());
-                sent += u64::from(out.is_up() && send(&out, sent, 100));
                 high.poll();
                 assert!(start.elapsed() < TIMEOUT);
             }
-            sent += u64::from(out.is_up() && send(&out, sent, 100));
+            sent += u64::from(send(&out, sent, 100));
             (0..polls).for_each(|_| came.extend(low.poll()));
             let (events, took) = close_while_polled(&high, &mut low, pause);
             came.extend(events);
@@ -325,16 +319,12 @@ fn messages_come_before_the_end_of_a_sender_that_changes_over_to_its_peers_conne
 }
 
 #[test]
-fn a_device_that_closes_before_its_link_may_go_the_other_way_tells_its_end() {
+fn a_device_that_closes_when_its_link_has_taken_its_peers_connection_tells_its_end() {
     for polls in 0..40 {
         let [mut here, mut there] = [0, 1].map(Side::new);
         let out = here.connect(&there, 1);
         bring_up(&[&out], &mut [&mut here, &mut there]);
         let _back = there.connect(&here, 0);
-        let link = there.device.shared.link(0).unwrap();
-        while link.reader().is_none() {
-            there.poll();
-        }
         let mut events: Vec<_> = (0..polls).flat_map(|_| here.poll()).collect();
         let (rest, _) = close_while_polled(&there, &mut here, Duration::ZERO);
         events.extend(rest);
@@ -424,50 +414,6 @@ fn two_senders_that_never_pause_have_their_turns() {
     assert!(came.iter().all(|came| *came > 10_000), "{came:?}");
 }
 
-/// Forwards connections, and can keep back what their listeners answer.
-struct Relay {
-    at: SocketAddr,
-    is_mute: Arc<AtomicBool>,
-    open: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Relay {
-    fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (at, is_mute) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
-        let open = Arc::new(Mutex::new(Vec::new()));
-        let (all, mute) = (open.clone(), is_mute.clone());
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let Ok(far) = TcpStream::connect(target) else { continue };
-                for (from, to, is_back) in [(&near, &far, false), (&far, &near, true)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let mute = mute.clone();
-                    std::thread::spawn(move || {
-                        let mut bytes = [0; 3000];
-                        while let Ok(len @ 1..) = from.read(&mut bytes) {
-                            let is_kept = is_back && mute.load(Ordering::SeqCst);
-                            if !is_kept && to.write_all(&bytes[..len]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(Shutdown::Write);
-                    });
-                }
-                all.lock().unwrap().extend([near, far]);
-            }
-        });
-        Self { at, is_mute, open }
-    }
-
-    /// Ends all connections.
-    fn cut(&self) {
-        for stream in self.open.lock().unwrap().drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
 #[test]
 fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_is_lost() {
     let [mut here, mut there] = [0, 1].map(Side::new);
@@ -493,6 +439,48 @@ fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_i
     let came: Vec<_> = events.iter().filter_map(arrival).collect();
     assert_eq!(came, [(1, 0), (1, 1), (1, 2)]);
     assert_eq!(events.iter().filter(|event| is_down(event)).count(), 1, "{events:?}");
+}
+
+#[test]
+fn a_link_whose_end_was_read_does_not_begin_anew_while_other_messages_of_its_sender_wait() {
+    let (mut here, mut there) = (Side::with(0, 1, 1 << 20), Side::new(1));
+    let (relay, address) = relayed(&here);
+    let link = there.device.connect(&address, PeerId(0)).unwrap();
+    let other = there.connect(&here, 0);
+    bring_up(&[&link, &other], &mut [&mut here, &mut there]);
+    relay.is_mute.store(true, Ordering::SeqCst);
+    assert!((0..3).all(|number| send(&link, number, 8)));
+    drop(link);
+    // They come one at a time, since the user keeps all packets.
+    (0..900).for_each(|number| while !send_as(&other, [number, 1], 1000) {});
+    let (start, mut came, mut cut) = (Instant::now(), Vec::new(), None);
+    while cut.is_none_or(|at: Instant| at.elapsed() < Duration::from_millis(500)) {
+        if cut.is_none() && came.len() == 3 && start.elapsed() > Duration::from_millis(50) {
+            cut = Some(Instant::now());
+            relay.is_mute.store(false, Ordering::SeqCst);
+            relay.cut();
+        }
+        there.poll_for(Duration::from_micros(500));
+        for event in here.poll() {
+            if let Event::Arrived { header: Header([number, 0]), .. } = event {
+                came.push(number);
+            }
+        }
+        assert!(start.elapsed() < 2 * TIMEOUT, "{came:?}");
+    }
+    assert_eq!(came, [0, 1, 2]);
+    here.device.close();
+}
+
+#[test]
+fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
+    let mut here = Side::new(0);
+    here.device.listen_later(&mut here.device.polling.lock(), Errno::MFILE);
+    let port = Address::decode(&here.device.address()).unwrap().port;
+    let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    assert!(rests(&here));
+    here.poll_for(Duration::from_millis(200));
+    assert!(!here.device.polling.lock().strangers.pending.is_empty());
 }
 
 #[test]
@@ -522,19 +510,6 @@ fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
     }
 }
 
-/// Returns a listener whose kernel answers no more connects, and the connections that fill it.
-fn silent() -> (TcpListener, Vec<TcpStream>) {
-    let family = AddressFamily::INET;
-    let socket = rustix::net::socket(family, SocketType::STREAM, Some(ipproto::TCP)).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
-    rustix::net::listen(&socket, 0).unwrap();
-    let listener = TcpListener::from(socket);
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
-    let short = Duration::from_millis(100);
-    let filling = std::iter::from_fn(|| TcpStream::connect_timeout(&at, short).ok()).collect();
-    (listener, filling)
-}
-
 #[test]
 fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
     let (listener, _filling) = silent();
@@ -557,6 +532,23 @@ fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
 }
 
 #[test]
+fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
+    let (listener, _filling) = silent();
+    let timeout = Duration::from_secs(2);
+    let mut here = Side::within(timeout, 0, usize::MAX, 1 << 20);
+    let mut address = Address::decode(&here.device.address()).unwrap();
+    address.port = listener.local_addr().unwrap().port();
+    address.hosts = vec![Ipv4Addr::LOCALHOST.into()];
+    let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    here.poll_for(Duration::from_millis(100));
+    std::thread::sleep(timeout);
+    let events = here.poll_for(timeout / 2);
+    assert!(!events.iter().any(is_down), "{events:?}");
+    let events = here.poll_for(timeout);
+    assert!(events.iter().any(is_down), "{events:?}");
+}
+
+#[test]
 fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
     let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
     let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
@@ -574,4 +566,34 @@ fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() 
         there.device.close();
     });
     assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn what_comes_late_of_a_connection_that_the_peer_has_left_does_not_stop_the_link() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let mut address = Address::decode(&there.device.address()).unwrap();
+    let (at, go) = held(address.port);
+    (address.hosts, address.port) = (vec![at.ip()], at.port());
+    let out = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    bring_up(&[&out], &mut [&mut here, &mut there]);
+    go.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(250));
+    let back = there.connect(&here, 0);
+    let polls = |here: &mut Side, there: &mut Side, span: u64| {
+        let (start, mut came) = (Instant::now(), Vec::new());
+        while start.elapsed() < Duration::from_millis(span) {
+            came.extend(here.poll());
+            came.extend(there.poll());
+        }
+        came
+    };
+    polls(&mut here, &mut there, 50);
+    go.send(()).unwrap();
+    polls(&mut here, &mut there, 400);
+    assert!(back.is_up());
+    go.send(()).unwrap();
+    polls(&mut here, &mut there, 200);
+    assert!(send(&out, 0, 8));
+    let came = polls(&mut here, &mut there, 1000);
+    assert!(came.iter().filter_map(arrival).any(|it| it == (0, 0)), "{came:?}");
 }

@@ -1,31 +1,31 @@
 //! A connection that is being made: dialled, then proved, then welcomed.
 
-use super::{CONNECT, Line, Outgoing, PAUSE, Sending};
+use super::{CONNECT, Line, Outgoing, PAUSE, Risen, Sending};
 use crate::contract::DownCause;
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
 use crate::net::proof::{Role, Unproven};
 use crate::net::streams::TcpChannel;
-use crate::tcp::names::OUTGOING;
-use crate::tcp::shared::Shared;
+use crate::tcp::shared::{LINK, Shared};
 use crate::tcp::socket;
 use crate::tcp::wire::{self, Hello};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(in crate::tcp) struct Dialling {
     pub(super) channel: TcpChannel,
+    to: SocketAddr,
     /// Which of the addresses it is.
     pub(super) candidate: usize,
     /// All those before have refused.
     pub(super) refused: bool,
     pub(super) is_connected: bool,
-    until: Instant,
+    pub(super) until: Instant,
     /// What is said once both sides are proved.
     hello: Hello,
     /// Until both sides are proved.
@@ -39,10 +39,11 @@ impl Outgoing {
         shared: &Shared,
         (candidate, refused): (usize, bool),
     ) {
-        let Some(to) = self.candidates.get(candidate).copied() else {
+        let Some(to) = sending.candidates.get(candidate).copied() else {
             let why = "it has no address that this machine can dial".into();
             return self.end(sending, shared, DownCause::Gone(why));
         };
+        sending.attempts = sending.attempts.saturating_add(1);
         let hello = self.hello(sending, shared);
         let begin = || -> Result<Dialling, Errno> {
             let socket = socket::dial(to, &shared.options.congestion)?;
@@ -50,12 +51,12 @@ impl Outgoing {
                 .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
             // Told of each change once, since a connected socket has room all the time.
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-            shared.watch(channel.as_fd(), OUTGOING | u64::from(self.index), changes)?;
+            shared.watch(channel.as_fd(), LINK | u64::from(self.index), changes)?;
             let greeting = shared.greeting(Role::Dialer)?;
             let until = Instant::now() + self.patience(sending, shared.options.timeout);
             let greeting = Some(Box::new(greeting));
             let is_connected = false;
-            Ok(Dialling { channel, candidate, refused, is_connected, until, hello, greeting })
+            Ok(Dialling { channel, to, candidate, refused, is_connected, until, hello, greeting })
         };
         match begin() {
             Ok(dialling) => sending.line = Line::Dialling(Box::new(dialling)),
@@ -65,7 +66,7 @@ impl Outgoing {
                 sending.alive_at = Instant::now();
                 sending.line = Line::Pause(Instant::now() + PAUSE);
             }
-            Err(error) if candidate + 1 < self.candidates.len() => {
+            Err(error) if candidate + 1 < sending.candidates.len() => {
                 tracing::debug!(%to, %error, "an address cannot be dialled");
                 self.dial(sending, shared, (candidate + 1, false));
             }
@@ -76,7 +77,7 @@ impl Outgoing {
     /// Returns the time limit of a connect: all addresses have their turn before the peer counts as
     /// gone.
     fn patience(&self, sending: &Sending, timeout: Duration) -> Duration {
-        let addresses = u32::try_from(self.candidates.len()).unwrap_or(u32::MAX).max(1);
+        let addresses = u32::try_from(sending.candidates.len()).unwrap_or(u32::MAX).max(1);
         let left = timeout.saturating_sub(sending.alive_at.elapsed());
         (timeout / 2 / addresses).min(CONNECT).min(left).max(PAUSE)
     }
@@ -97,8 +98,7 @@ impl Outgoing {
 
     /// Goes on with the first messages of a connection.
     pub(super) fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
-        let Dialling { channel, candidate, is_connected, until, hello, greeting, .. } = dialling;
-        let to = self.candidates.get(*candidate).map(ToString::to_string).unwrap_or_default();
+        let Dialling { channel, to, is_connected, until, hello, greeting, .. } = dialling;
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
         if !*is_connected {
             match sockopt::socket_error(&*channel) {
@@ -122,7 +122,7 @@ impl Outgoing {
                     shared.tell_of_shortage(error);
                     return Greeted::Wait;
                 }
-                Ok(Progress::Proven(session)) if session.peer.device != self.address.key.0 => {
+                Ok(Progress::Proven(session)) if session.peer.device != self.device.0 => {
                     // A device listens as long as it lives.
                     let why = format!("{to}: another rank's device listens there");
                     return Greeted::Next(why, true);
@@ -131,46 +131,41 @@ impl Outgoing {
                 Err(Failure::Unproven(Unproven::Refused(why))) => return Greeted::Refused(why),
                 Err(why) => return next(why.to_string()),
             }
-            if let Err(fault) = channel.say(&hello.message()) {
+            if let Err(fault) = channel.say(&hello.message(wire::HELLO)) {
                 return next(words_of(fault));
             }
         }
         match channel
             .hear(wire::PROTOCOL.longest)
-            .map(|message| message.as_deref().map(wire::read_welcome))
+            .map(|message| message.as_deref().map(|it| Hello::read(wire::WELCOME, it)))
         {
             Ok(None) => Greeted::Wait,
-            Ok(Some(Ok(received))) => Greeted::Up(received),
+            Ok(Some(Ok(hello))) => Greeted::Up(hello),
             Ok(Some(Err(why))) => Greeted::Refused(why),
             Err(fault) => next(words_of(fault)),
         }
     }
 
-    /// The connection carries the link's bytes from now on, behind those that the peer has.
-    pub(super) fn up(&self, sending: &mut Sending, shared: &Shared, received: u64) {
+    /// The connection carries bytes both ways from now on.
+    pub(super) fn up(
+        &self,
+        sending: &mut Sending,
+        shared: &Shared,
+        hello: &Hello,
+    ) -> Option<Risen> {
         let Line::Dialling(dialling) =
-            std::mem::replace(&mut sending.line, Line::Pause(Instant::now()))
+            std::mem::replace(&mut sending.line, Line::Pause(Instant::now() + PAUSE))
         else {
-            return;
+            return None;
         };
         let (socket, behind) = dialling.channel.into_stream();
-        sending.ack = behind;
-        (sending.is_shared, sending.joins) = (false, None);
-        self.has_parted.store(false, Ordering::Release);
-        sending.waits_for_room = false;
-        let kept = socket::keep_alive(&socket, shared.options.timeout / 2);
-        let changes = EventFlags::IN | EventFlags::RDHUP;
-        let watched = shared.watch_again(socket.as_fd(), OUTGOING | u64::from(self.index), changes);
-        sending.line = Line::Up(Arc::new(socket));
-        if !self.goes_on(sending, shared, received) {
-            return;
+        if let Err(error) = shared.serve(&socket, self.index) {
+            shared.tell_of_shortage(error);
+            return None;
         }
-        // A connection of the peer may have waited for the end of dialling.
-        shared.look_soon();
-        match kept.and(watched) {
-            Ok(()) => self.take_acks(sending, shared),
-            Err(error) => self.broke(sending, shared, &error.to_string()),
-        }
+        let (socket, window) = (Arc::new(socket), hello.window.get());
+        let is_up = self.rises(sending, shared, socket.clone(), hello);
+        is_up.then_some(Risen { socket, window, behind })
     }
 }
 
@@ -179,8 +174,8 @@ pub(super) enum Greeted {
     Wait,
     /// The peer's kernel has answered.
     Alive,
-    /// The peer has as many bytes of the link.
-    Up(u64),
+    /// The peer has answered by this.
+    Up(Hello),
     /// The next address, for this reason; `true` if no process listens at this one.
     Next(String, bool),
     Refused(String),
