@@ -61,6 +61,14 @@ fn a_cable_that_is_pulled_for_good_ends_every_operation_in_time() {
     for (state, sleeps) in [(IDLE, 0), (IDLE, 1), (BUSY, 0), (BUSY, 1), (NEVER_MADE, 0)] {
         pull("pulled", 5, state, sleeps, |nodes| nodes.cut([true; 2]));
     }
+    pull("card down", 5, BUSY, 1, cards_down);
+}
+
+/// Sees to it that the kernel of each node knows that there is no way.
+pub(super) fn cards_down(nodes: &Nodes) {
+    for node in [0, 1] {
+        nodes.card(node, "down");
+    }
 }
 
 pub(super) fn pull(test: &str, timeout: u64, state: u64, sleeps: u64, pull: impl Fn(&Nodes)) {

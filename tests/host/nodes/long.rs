@@ -1,6 +1,6 @@
 //! Faults that last, and traffic over a link that is cut and healed at random.
 
-use super::faults::{BUSY, IDLE, NEVER_MADE, millis, pull};
+use super::faults::{BUSY, IDLE, NEVER_MADE, cards_down, millis, pull};
 use super::{Faulty, NONE};
 use crate::ordeals::amount;
 use crate::support::nodes::Weather;
@@ -69,14 +69,10 @@ fn a_rank_that_is_stopped_for_twenty_seconds_is_not_down() {
 #[test]
 #[ignore = "long: minutes of waiting"]
 fn a_pulled_cable_ends_every_operation_in_time_whatever_the_time_is() {
-    for timeout in [2, 10, 30] {
+    for timeout in [3, 10, 30] {
         for state in [IDLE, BUSY, NEVER_MADE] {
             pull("pulled", timeout, state, 0, |nodes| nodes.cut([true; 2]));
-            // The kernel knows that there is no way.
-            pull("pulled", timeout, state, 1, |nodes| {
-                nodes.card(0, "down");
-                nodes.card(1, "down");
-            });
+            pull("card down", timeout, state, 1, cards_down);
         }
     }
 }
