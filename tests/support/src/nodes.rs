@@ -59,7 +59,8 @@ impl Nodes {
         for (node, name) in nodes.names.iter().enumerate() {
             let (tap, card) = tap().map_err(|error| format!("/dev/net/tun: {error}"))?;
             // `ip netns exec` has these take the place of the machine's.
-            let hosts = format!("127.0.0.1 localhost\n{} node0\n{} node1\n", ADDRESSES[0], ADDRESSES[1]);
+            let hosts =
+                format!("127.0.0.1 localhost\n{} node0\n{} node1\n", ADDRESSES[0], ADDRESSES[1]);
             let written = std::fs::create_dir_all(format!("/etc/netns/{name}"))
                 .and_then(|()| std::fs::write(format!("/etc/netns/{name}/hosts"), hosts));
             written.map_err(|error| format!("/etc/netns: {error}"))?;
@@ -156,9 +157,10 @@ fn switch(taps: &[File], weather: &Mutex<Weather>, is_over: &AtomicBool) {
     let mut frame = vec![0; 70_000];
     while !is_over.load(Ordering::Relaxed) {
         let longest = Duration::from_millis(20);
-        let due = later.peek().map(|Reverse((due, ..)): &Reverse<(Instant, u64, usize, Vec<u8>)>| {
-            due.saturating_duration_since(Instant::now())
-        });
+        let due =
+            later.peek().map(|Reverse((due, ..)): &Reverse<(Instant, u64, usize, Vec<u8>)>| {
+                due.saturating_duration_since(Instant::now())
+            });
         let wait = Timespec::try_from(due.unwrap_or(longest).min(longest)).unwrap();
         let mut polled: Vec<_> = taps.iter().map(|tap| PollFd::new(tap, PollFlags::IN)).collect();
         let _ = poll(&mut polled, Some(&wait));
