@@ -3,7 +3,8 @@
 //!
 //! A relay stands between two devices. It drops what it holds whenever the test cuts it.
 
-use crate::support::{Watchdog, pattern, rng};
+use crate::ordeals::{amount, soak};
+use crate::support::{LIMIT, Watchdog, pattern, rng};
 use carrack::transports::contract::{
     Batch, Device, Domain, Event, Exposed, Header, Identity, Link, Op, OpToken, Payload, PeerId,
     Submit, Transport,
@@ -14,7 +15,7 @@ use carrack::transports::tcp::{Options, Tcp};
 use rand::Rng;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 /// Forwards connections until they are cut.
@@ -109,8 +110,9 @@ fn len(number: u64) -> usize {
     [0, 8, 40, 41, 700, 8000][number as usize % 6]
 }
 
-const MESSAGES: u64 = 30_000;
-const PUTS: u64 = 300;
+/// Messages each way, and puts.
+static MESSAGES: LazyLock<u64> = LazyLock::new(|| amount("TEST_CUTS", 30_000, 30_000));
+static PUTS: LazyLock<u64> = LazyLock::new(|| 300 + *MESSAGES / 1000);
 const PUT: usize = 300_000;
 
 /// What goes one way.
@@ -138,18 +140,18 @@ impl Traffic {
     }
 
     fn is_over(&self) -> bool {
-        self.arrived == MESSAGES && self.ended == PUTS
+        self.arrived == *MESSAGES && self.ended == *PUTS
     }
 
     fn post(&mut self, messages: u64) {
         for _ in 0..messages {
             let bytes = pattern(self.sent, len(self.sent));
             let op = Op::AmCopied { header: Header([self.sent, 0]), bytes: MemRef::host(&bytes) };
-            if self.sent < MESSAGES && self.link.submit(op).unwrap() == Submit::Done {
+            if self.sent < *MESSAGES && self.link.submit(op).unwrap() == Submit::Done {
                 self.sent += 1;
             }
         }
-        if self.puts == self.ended && self.puts < PUTS {
+        if self.puts == self.ended && self.puts < *PUTS {
             let to = self.window.as_ref().unwrap().place();
             let mut buffer = Buffer::from(pattern(self.puts, PUT));
             let put = Op::Put { to, buffer: &mut buffer, token: OpToken(self.puts) };
@@ -191,14 +193,14 @@ fn take(event: Event, leaving: &mut Traffic, coming: &mut Traffic) {
 /// Both links go over relays; whichever connection they share is cut again and again.
 #[test]
 fn nothing_is_lost_or_doubled_either_way_however_often_connections_are_cut() {
-    let _watchdog = Watchdog::over("cuts");
+    let _watchdog = Watchdog::patient("cuts", LIMIT + Duration::from_secs(*MESSAGES / 5000));
     let mut rng = rng();
     let [mut here, mut there] = [0, 1].map(Side::new);
     let (relay, out) = there.link_from(&here, 1);
     let (other_relay, back) = here.link_from(&there, 0);
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
     let (mut one, mut other) = (Traffic::new(&out, &back), Traffic::new(&back, &out));
-    let (mut cuts, mut next_cut) = (0, Instant::now());
+    let (mut cuts, mut next_cut, mut early) = (0, Instant::now(), 0);
     while !one.is_over() || !other.is_over() {
         if Instant::now() > next_cut {
             cuts += 1;
@@ -216,6 +218,12 @@ fn nothing_is_lost_or_doubled_either_way_however_often_connections_are_cut() {
         other.post(rng.random_range(0..20));
         here.poll(|event| take(event, &mut one, &mut other));
         there.poll(|event| take(event, &mut other, &mut one));
+        if early == 0 && one.arrived > *MESSAGES / 10 {
+            early = soak::resident();
+        }
     }
     assert!(cuts > 10, "{cuts}");
+    let late = soak::resident();
+    println!("{cuts} cuts; {early} bytes resident, then {late}");
+    assert!(late < early + soak::SLACK, "{early} bytes after a tenth, {late} in the end");
 }

@@ -7,6 +7,7 @@
 //! | `cuts` | connections of the TCP transport that break while both processes live |
 //! | `hostile` | peers and strangers that break the protocol over shared memory |
 //! | `huge` | messages of more than 4 GiB |
+//! | `nodes` | two nodes: faults of their network, launchers |
 //! | `ordeals` | kills, stops, forks, want of everything, a soak |
 //! | `played` | one rank, and a peer that the test plays step by step |
 //! | `processes` | ranks that are processes, and some that are killed |
@@ -16,6 +17,7 @@ mod apart;
 mod cuts;
 mod hostile;
 mod huge;
+mod nodes;
 mod ordeals;
 mod played;
 mod processes;

@@ -24,9 +24,13 @@ mod peers;
 mod test;
 mod workspace;
 
+use std::path::{self, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use error::TaskError;
+use workspace::{BUILD, Workspace};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Carrack's own tasks")]
@@ -47,6 +51,11 @@ enum Task {
     Bindings(bindings::Options),
     /// Run a command in a small virtual machine with simulated RDMA devices (docs/testing.md)
     RdmaGuest(guest::Options),
+    /// Measure the start of jobs of 16 to 4096 ranks, and the cost of a silent peer (benches/scale)
+    Scale {
+        /// A picture of the curve
+        picture: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -56,9 +65,18 @@ fn main() -> ExitCode {
         Task::Bundle(options) => bundle::run(&options),
         Task::Bindings(options) => bindings::run(&options),
         Task::RdmaGuest(options) => Ok(guest::run(&options)),
+        Task::Scale { picture } => scale(picture),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
         ExitCode::FAILURE
     })
+}
+
+fn scale(picture: Option<PathBuf>) -> Result<ExitCode, TaskError> {
+    let mut bench = Workspace::load()?.cargo("bench --bench scale --");
+    // Cargo runs it in the root.
+    bench.args(picture.map(path::absolute).transpose()?);
+    child::run(&mut bench, BUILD, child::echo)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,7 @@ mod fork;
 mod forked_objects;
 mod kills;
 mod poor;
-mod soak;
+pub(crate) mod soak;
 mod stop;
 
 use crate::support::ranks::Role;
@@ -45,7 +45,7 @@ fn a_rank_in_its_role() {
 }
 
 /// Returns the amount that the variable sets, else a default, which is lower in a debug build.
-fn amount(variable: &str, debug: u64, release: u64) -> u64 {
+pub(crate) fn amount(variable: &str, debug: u64, release: u64) -> u64 {
     let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
     given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
 }

@@ -6,14 +6,15 @@ use super::amount;
 use crate::support::ranks::{Ranks, Role};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
-use crate::support::{Job, OverShm, Watchdog, rng};
+use crate::support::{Job, OverShm, Watchdog, patience, rng};
+use carrack::Runtime;
 use rand::Rng;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
 const LANES: u32 = 2;
 /// Growth that is no leak: an arena of the allocator, a page table.
-const SLACK: u64 = 8 << 20;
+pub(crate) const SLACK: u64 = 8 << 20;
 
 pub(crate) fn messages() -> u64 {
     amount("TEST_SOAK", 200_000, 1_000_000)
@@ -27,12 +28,17 @@ fn many_messages_of_all_kinds_are_all_accounted_for_and_leave_no_memory_behind()
 }
 
 pub(crate) fn rank(role: &Role) {
-    let runtime = role.runtime(OverShm::settings());
+    part(role, &role.runtime(OverShm::settings()), messages());
+}
+
+/// Takes part with its share of the messages.
+pub(crate) fn part(role: &Role, runtime: &Runtime, messages: u64) {
     let others = u64::from(RANKS - 1) * u64::from(LANES);
-    let steps = messages() / (u64::from(RANKS) * others);
+    let steps = messages / (u64::from(RANKS) * others);
     let plan =
         Plan { seed: role.words[0], steps, lanes: LANES, large: 2, longest: 40_000, room: 16_384 };
-    let taking = Taking::part(role, runtime.clone(), plan, None);
+    let mut taking = Taking::part(role, runtime.clone(), plan, None);
+    taking.patience = patience(taking.patience);
     let early = std::thread::scope(|scope| {
         let early = scope.spawn(|| {
             while taking.steps() < others * steps / 10 {
@@ -51,10 +57,10 @@ pub(crate) fn rank(role: &Role) {
         others * steps
     );
     assert!(late < early + SLACK, "{early} bytes after a tenth, {late} in the end");
-    role.meet("over", &runtime, 0..role.size);
+    role.meet("over", runtime, 0..role.size);
 }
 
-fn resident() -> u64 {
+pub(crate) fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10

@@ -16,6 +16,7 @@ pub mod growth;
 pub mod guard;
 pub mod guests;
 pub mod kernel;
+pub mod nodes;
 pub mod pairwise;
 pub mod possessions;
 pub mod ranks;

@@ -1,6 +1,6 @@
 //! Ranks that are processes: this very program again, in a role. They find each other through a
 //! folder, so that no launcher decides what a killed rank means for the others. Ranks of two
-//! machines, which share no folder, find each other over TCP.
+//! machines, which share no folder, find each other as their launcher tells them.
 //!
 //! A program that uses this module has a test named [`ROLE_TEST`], which plays the role of
 //! [`Role::of_this_process`].
@@ -8,11 +8,12 @@
 use super::children::with_variable;
 use super::folder::Folder;
 use super::{built, until};
-use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment, JobId};
+use carrack::bootstrap::{Bootstrap, BootstrapError, JobId, Source};
 use carrack::settings::{Settings, SettingsBuilder};
 use carrack::{Rank, Runtime};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// The test that is a rank.
 pub const ROLE_TEST: &str = "a_rank_in_its_role";
+/// In place of a rank: the process that started the ranks.
+pub const PARENT: u32 = u32::MAX;
 const ROLE: &str = "TEST_ROLE";
 const FOLDER: &str = "TEST_FOLDER";
 /// A rank's answer when it has taken its role.
@@ -65,6 +68,16 @@ impl Ranks {
 
     /// Starts ranks like `start`, each under a command that executes its arguments.
     pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
+        Self::start_with(|_| wrapper.to_vec(), |_| None, role, size, words)
+    }
+
+    /// Starts ranks like `start`, each under a command of its own.
+    pub fn start_each_under<'a>(
+        wrapper: impl Fn(u32) -> Vec<&'a str>,
+        role: &str,
+        size: u32,
+        words: &[u64],
+    ) -> Self {
         Self::start_with(wrapper, |_| None, role, size, words)
     }
 
@@ -75,11 +88,11 @@ impl Ranks {
         size: u32,
         words: &[u64],
     ) -> Self {
-        Self::start_with(&[], |rank| Some(variable(rank)), role, size, words)
+        Self::start_with(|_| Vec::new(), |rank| Some(variable(rank)), role, size, words)
     }
 
     fn start_with<'a>(
-        wrapper: &[&str],
+        wrapper: impl Fn(u32) -> Vec<&'a str>,
         variable: impl Fn(u32) -> Option<(&'a str, &'a str)>,
         role: &str,
         size: u32,
@@ -92,14 +105,10 @@ impl Ranks {
         let shm = listing("/dev/shm");
         let program = std::env::current_exe().unwrap();
         let rank = |rank: u32| {
-            let mut command = match wrapper {
-                [] => Command::new(&program),
-                [first, rest @ ..] => {
-                    let mut command = Command::new(first);
-                    command.args(rest).arg(&program);
-                    command
-                }
-            };
+            let words_before = wrapper(rank);
+            let mut all = words_before.iter().map(OsStr::new).chain([program.as_os_str()]);
+            let mut command = Command::new(all.next().expect("the program at least"));
+            command.args(all);
             in_role(&mut command, role, (rank, size), words)
                 .env(FOLDER, &folder)
                 .envs(variable(rank))
@@ -126,7 +135,7 @@ impl Ranks {
 
     /// Waits until a rank has said something. Returns `false` if the rank has ended first.
     pub fn hears(&mut self, what: &str, rank: u32) -> bool {
-        let folder = Folder::new(self.folder.clone(), u32::MAX, 0);
+        let folder = Folder::new(self.folder.clone(), PARENT, 0);
         while folder.get(&said(what, rank)).unwrap().is_none() {
             if self.children[rank as usize].try_wait().unwrap().is_some() {
                 return false;
@@ -136,9 +145,14 @@ impl Ranks {
         true
     }
 
+    /// Says something to all ranks, which hear it of [`PARENT`].
+    pub fn says(&self, what: &str) {
+        Folder::new(self.folder.clone(), PARENT, 0).put(&said(what, PARENT), b"").unwrap();
+    }
+
     /// Returns `true` if a rank has said something so far.
     pub fn has_said(&self, what: &str, rank: u32) -> bool {
-        Folder::new(self.folder.clone(), u32::MAX, 0).get(&said(what, rank)).unwrap().is_some()
+        Folder::new(self.folder.clone(), PARENT, 0).get(&said(what, rank)).unwrap().is_some()
     }
 
     fn wait(&mut self) -> Vec<ExitStatus> {
@@ -195,6 +209,19 @@ impl Ranks {
             }
         }
     }
+}
+
+/// Returns the words of a command that is a rank of a launcher's job.
+pub fn launched(role: &str, size: u32, words: &[u64]) -> Vec<String> {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(&program);
+    in_role(&mut command, role, (0, size), words);
+    let text = |word: &OsStr| word.to_string_lossy().into_owned();
+    let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let variables = variables.map(|(name, value)| format!("{}={}", text(name), text(value)));
+    // Not every launcher hands on the variables of its own environment.
+    let before = ["env".to_owned()].into_iter().chain(variables);
+    before.chain([text(program.as_os_str())]).chain(command.get_args().map(text)).collect()
 }
 
 /// One rank of several machines', which joins over TCP, by variables that the caller adds.
@@ -256,7 +283,7 @@ pub struct Role {
 /// Place where ranks find each other.
 enum Meeting {
     Folder(PathBuf),
-    Tcp(Arc<FromEnvironment>),
+    Launcher(Arc<dyn Bootstrap>),
 }
 
 impl Role {
@@ -268,7 +295,7 @@ impl Role {
         let name = parts.next().unwrap().to_owned();
         let mut words: Vec<u64> = parts.map(|word| word.parse().unwrap()).collect();
         let rest = words.split_off(2);
-        let (rank, size) = (words[0] as u32, words[1] as u32);
+        let (mut rank, mut size) = (words[0] as u32, words[1] as u32);
         std::thread::spawn(move || {
             std::thread::sleep(patience);
             eprintln!("it hangs: {text}");
@@ -277,8 +304,12 @@ impl Role {
         let meeting = match std::env::var_os(FOLDER) {
             Some(folder) => Meeting::Folder(folder.into()),
             None => {
-                let joined = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap();
-                Meeting::Tcp(Arc::new(joined.expect("a folder, or torchrun's variables")))
+                let settings = Settings::from_env().unwrap();
+                let source = Source::find(&settings).unwrap_or_else(|error| panic!("{error}"));
+                println!("a job {source}");
+                let joined = source.join(&settings).unwrap_or_else(|error| panic!("{error}"));
+                (rank, size) = (joined.rank(), joined.size());
+                Meeting::Launcher(joined.into())
             }
         };
         let role = Self { name, rank, size, words: rest, meeting };
@@ -291,7 +322,7 @@ impl Role {
     pub fn bootstrap(&self) -> Folder {
         match &self.meeting {
             Meeting::Folder(path) => Folder::new(path.clone(), self.rank, self.size),
-            Meeting::Tcp(_) => panic!("ranks of several machines share no folder"),
+            Meeting::Launcher(_) => panic!("ranks of several machines share no folder"),
         }
     }
 
@@ -302,20 +333,20 @@ impl Role {
     pub fn runtime_with(&self, settings: Settings) -> Runtime {
         let bootstrap: Box<dyn Bootstrap> = match &self.meeting {
             Meeting::Folder(_) => Box::new(self.bootstrap()),
-            Meeting::Tcp(joined) => Box::new(Joined(joined.clone())),
+            Meeting::Launcher(joined) => Box::new(Joined(joined.clone())),
         };
         Runtime::builder().settings(settings).bootstrap(bootstrap).start().unwrap()
     }
 
     /// Returns `true` if the others may be on other machines.
     pub fn is_far(&self) -> bool {
-        matches!(self.meeting, Meeting::Tcp(_))
+        matches!(self.meeting, Meeting::Launcher(_))
     }
 
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         match &self.meeting {
             Meeting::Folder(_) => self.bootstrap().get(key).unwrap(),
-            Meeting::Tcp(joined) => joined.get(key).unwrap(),
+            Meeting::Launcher(joined) => joined.get(key).unwrap(),
         }
     }
 
@@ -328,7 +359,7 @@ impl Role {
         let key = said(what, self.rank);
         match &self.meeting {
             Meeting::Folder(_) => self.bootstrap().put(&key, bytes).unwrap(),
-            Meeting::Tcp(joined) => joined.put(&key, bytes).unwrap(),
+            Meeting::Launcher(joined) => joined.put(&key, bytes).unwrap(),
         }
     }
 
@@ -357,7 +388,7 @@ impl Role {
 }
 
 /// A bootstrap that the role uses, too.
-struct Joined(Arc<FromEnvironment>);
+struct Joined(Arc<dyn Bootstrap>);
 
 impl Bootstrap for Joined {
     fn rank(&self) -> u32 {

@@ -221,7 +221,9 @@ impl Channel {
         ) {
             Ok(message) => message,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
-            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::Closed),
+            // A peer that left with unread messages: it is told once, before the peer's messages.
+            Err(Errno::CONNRESET) => return self.receive(bytes),
+            Err(Errno::PIPE) => return Ok(Received::Closed),
             Err(error) => return Err(error),
         };
         let mut fds = Vec::new();
@@ -265,7 +267,9 @@ impl Channel {
         match received {
             Ok(bytes) => Ok(Some(bytes)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(Errno::CONNRESET | Errno::PIPE) => Err(Fault::Gone("its socket hung up".into())),
+            // As in `receive`.
+            Err(Errno::CONNRESET) => self.receive_bytes(longest),
+            Err(Errno::PIPE) => Err(Fault::Gone("its socket hung up".into())),
             Err(error) if is_shortage(error) => Err(Fault::Short(error)),
             Err(error) => Err(Fault::Wrong(format!("its socket failed: {error}"))),
         }
@@ -276,7 +280,7 @@ impl Channel {
     fn take(&self) -> Result<(), Errno> {
         loop {
             match rustix::net::recv(&self.0, &mut [0; 0], RecvFlags::DONTWAIT) {
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 outcome => return outcome.map(drop),
             }
         }
@@ -341,5 +345,20 @@ mod tests {
             Channel::connect(b"carrack-nobody-listens-here").unwrap_err(),
             ConnectError::System(Errno::CONNREFUSED)
         );
+    }
+    #[test]
+    fn messages_of_a_peer_that_left_with_unread_ones_still_arrive() {
+        let left = || {
+            let (here, there) = Channel::pair().unwrap();
+            here.send(b"unread", &[]).unwrap();
+            there.send(b"last", &[]).unwrap();
+            here
+        };
+        let (mut here, mut bytes) = (left(), [0; 64]);
+        assert_eq!(here.hear(64).unwrap().unwrap(), b"last");
+        assert!(matches!(here.hear(64), Err(Fault::Gone(_))));
+        let here = left();
+        assert!(matches!(here.receive(&mut bytes), Ok(Received::Message(4, _))));
+        assert!(matches!(here.receive(&mut bytes), Ok(Received::Closed)));
     }
 }

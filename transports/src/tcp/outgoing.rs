@@ -448,9 +448,11 @@ impl Outgoing {
 }
 
 /// Returns when the peer's kernel was last heard of, but at most half the time ago after which the
-/// peer counts as gone: another connection is tried for the other half.
+/// peer counts as gone: another connection is tried for the other half, or for what the shortest
+/// keepalive leaves.
 pub(super) fn heard_at(socket: &impl AsFd, timeout: Duration) -> Instant {
-    let silent = socket::since_answer(socket).unwrap_or_default().min(timeout / 2);
+    let longest = socket::SHORTEST.max(timeout / 2);
+    let silent = socket::since_answer(socket).unwrap_or_default().min(longest);
     let now = Instant::now();
     now.checked_sub(silent).unwrap_or(now)
 }

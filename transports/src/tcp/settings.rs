@@ -24,6 +24,6 @@ crate::declare_settings! {
 
         /// Time after which a peer whose kernel answers nothing counts as gone, in seconds.
         peer_timeout: usize,
-            "CARRACK_PEER_TIMEOUT", Count::of("seconds", 1, 86_400), 30;
+            "CARRACK_PEER_TIMEOUT", Count::of("seconds", 3, 86_400), 30;
     }
 }

@@ -1,13 +1,15 @@
 //! Jobs under real launchers, which come from the package registry.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use super::step::{Context, Outcome, Stopped};
-use crate::child;
+use super::steps;
 use crate::error::TaskError;
 use crate::peers::install::{self, MPICH, OPEN_MPI};
 use crate::workspace::clean;
+use crate::{apt, child};
 
 /// Time limit of a job of four ranks.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -29,18 +31,46 @@ fn jobs(context: &mut Context, package: &str, options: &[&str]) -> Outcome {
     let home = install::mpi(package, &target.join("peers")).or_else(Stopped::skipped)?;
     let mut tests = context.workspace.cargo("test --workspace --test cli -- mpi_programs");
     context.run_tests(tests.env("TEST_MPI", &home))?;
+    if steps::need_nodes().is_ok() {
+        let nodes = "test --workspace --test host -- --ignored --nocapture launchers_of_mpi";
+        context.run_tests(context.workspace.cargo(nodes).env("TEST_MPI", &home))?;
+    }
     context.run(&mut context.workspace.cargo("build --workspace --example readme"))?;
+    let expected = "that each of 4 ranks got a message from the one before it";
+    four(&home, options, &target.join("debug/examples/readme"), expected, is_one_job)?;
+    // It is linked with the package's library.
+    apt::see_to("libclang-dev")?;
+    let own = target.join(package.split('=').next().unwrap_or(package));
+    let mut build = context.workspace.cargo("build -p carrack --features mpi --example mpi_halves");
+    build.env("MPICC", home.join("bin/mpicc")).env("CARGO_TARGET_DIR", &own);
+    context.run(&mut build)?;
+    let program = own.join("debug/examples/mpi_halves");
+    four(&home, options, &program, "four ranks, and two in each half", is_halved)
+}
+
+/// Runs a program on four ranks, and checks what they say.
+fn four(
+    home: &Path,
+    options: &[&str],
+    program: &Path,
+    expected: &'static str,
+    is_right: fn(&str) -> bool,
+) -> Outcome {
     let mut job = Command::new(home.join("bin/mpiexec"));
     clean(&mut job);
-    job.args(["-n", "4"]).args(options).arg(target.join("debug/examples/readme"));
+    job.args(["-n", "4"]).args(options).arg(program).env("LD_LIBRARY_PATH", home.join("lib"));
     println!("$ {}", child::spoken(&job));
     let said = child::read(&mut job, LIMIT)?;
     print!("{said}");
-    if is_one_job(&said) {
+    if is_right(&said) {
         return Ok(());
     }
-    let expected = "that each of 4 ranks got a message from the one before it";
-    Err(TaskError::Output { program: "readme", expected, found: said }.into())
+    Err(TaskError::Output { program: "mpiexec -n 4", expected, found: said }.into())
+}
+
+fn is_halved(said: &str) -> bool {
+    let line = |rank: u32| format!("rank {rank} of 4; rank {} of 2", rank / 2);
+    (0..4).all(|rank| said.lines().any(|said| said == line(rank)))
 }
 
 fn is_one_job(said: &str) -> bool {

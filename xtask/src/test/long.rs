@@ -4,8 +4,8 @@ use std::process::Command;
 
 use super::miri::{need_nightly, nightly};
 use super::step::{Context, Outcome, Stopped};
-use crate::child;
-use crate::files;
+use super::steps;
+use crate::{apt, child, files};
 
 /// Tests of one machine, one after the other.
 const HOST: &str = "test --release --test host -- --include-ignored --test-threads 1";
@@ -22,6 +22,22 @@ pub(super) fn soak(context: &mut Context) -> Outcome {
         .env("TEST_SOAK", "100000000")
         .env("TEST_STOP_SECONDS", "60")
         .env("TEST_PATIENCE", "20");
+    context.run_tests(&mut command)
+}
+
+/// Two nodes: faults that last, 10^8 messages over connections that are cut, and Slurm.
+pub(super) fn nodes(context: &mut Context) -> Outcome {
+    steps::need_nodes()?;
+    let slurm = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix-dev";
+    if let Err(error) = apt::see_to(slurm) {
+        println!("without Slurm: {error}");
+    }
+    let mut command = context.workspace.cargo(HOST);
+    command
+        .args(["--nocapture", "nodes::", "cuts::", "--skip", "launchers_of_mpi"])
+        .env("TEST_CUTS", "100000000")
+        .env("TEST_FAULTS", "10000000")
+        .env("TEST_PATIENCE", "4");
     context.run_tests(&mut command)
 }
 

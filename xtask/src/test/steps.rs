@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::step::{Context, Outcome, Step, Stopped, Tier};
 use super::{deny, launchers, layout, long, miri, msrv, room, verbs_guest};
-use crate::child;
+use crate::{apt, child};
 
 /// Returns a step with a time limit in minutes.
 const fn step(
@@ -37,8 +37,10 @@ pub(super) const ALL: &[Step] = &[
     step("layout", Tier::Full, 12, layout::step).optional(),
     step("cargo-deny", Tier::Full, 12, deny::step).optional(),
     step("launchers", Tier::Full, 12, launchers::step).optional(),
+    step("nodes", Tier::Full, 12, nodes).optional(),
     step("verbs guest", Tier::Full, 20, verbs_guest::step).optional(),
     step("launchers, long", Tier::Long, 20, launchers::long_step).optional(),
+    step("nodes, long", Tier::Long, 240, long::nodes).optional(),
     step("soak", Tier::Long, 240, long::soak),
     step("huge", Tier::Long, 60, long::huge),
     step("sanitizer", Tier::Long, 60, long::sanitizer).optional(),
@@ -72,8 +74,10 @@ fn test(context: &mut Context) -> Outcome {
     context.run_tests(&mut context.workspace.cargo("test --workspace --no-fail-fast"))
 }
 
-/// Ignored tests that need more than time: RDMA devices, 16 GiB of memory, a reader of figures.
-const NEEDS_MORE: [&str; 6] = ["--skip", "::verbs::", "--skip", "huge::", "--skip", "figures::"];
+/// Ignored tests that need more than time: RDMA devices, 16 GiB of memory, a reader of figures,
+/// network namespaces.
+const NEEDS_MORE: [&str; 8] =
+    ["--skip", "::verbs::", "--skip", "huge::", "--skip", "figures::", "--skip", "nodes::"];
 
 /// Tests whose `#[ignore]` begins with "full".
 fn test_slow(context: &mut Context) -> Outcome {
@@ -96,6 +100,23 @@ fn test_optimised(context: &mut Context) -> Outcome {
     let crowded = "--test verbs -- --test-threads 32 verbs_faults:: verbs_chunks::";
     let crowded = context.run_tests(&mut optimised(context, crowded));
     all.and(crowded)
+}
+
+/// Faults between two nodes, which are network namespaces.
+fn nodes(context: &mut Context) -> Outcome {
+    need_nodes()?;
+    let short =
+        "-- --ignored --nocapture --test-threads 1 nodes::faults:: nodes::launchers::carrack";
+    context
+        .run_tests(&mut context.workspace.cargo(&format!("test --workspace --test host {short}")))
+}
+
+/// Sees to it that this machine can have nodes.
+pub(super) fn need_nodes() -> Outcome {
+    if !rustix::process::geteuid().is_root() {
+        return Stopped::skipped("only root can make network namespaces");
+    }
+    Ok(apt::see_to("iproute2 util-linux")?)
 }
 
 /// Counts instructions of the release build, which is the one that ships.

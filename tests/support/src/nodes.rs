@@ -1,0 +1,189 @@
+//! Two nodes of this machine: network namespaces with a switch between them, which delays, loses,
+//! doubles and reorders frames. Not every kernel has netem.
+
+#![expect(unsafe_code, reason = "rustix cannot make a TAP")]
+
+use crate::rng;
+use rand::Rng;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Treatment of frames.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Weather {
+    pub delay: Duration,
+    /// Further delay at most, by which frames overtake each other.
+    pub jitter: Duration,
+    /// Shares of the frames.
+    pub lost: f64,
+    pub doubled: f64,
+    /// Nodes whose frames vanish.
+    pub cut: [bool; 2],
+}
+
+/// Addresses of the nodes.
+pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+
+pub struct Nodes {
+    names: [String; 2],
+    weather: Arc<Mutex<Weather>>,
+    is_over: Arc<AtomicBool>,
+    switch: Option<JoinHandle<()>>,
+}
+
+impl Nodes {
+    /// Makes them, unless this machine permits none: then it prints why the test is skipped.
+    pub fn make(test: &str) -> Option<Self> {
+        Self::try_make().inspect_err(|why| println!("skipped: {test}: {why}")).ok()
+    }
+
+    fn try_make() -> Result<Self, String> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |node| format!("carrack-test-{}-{number}-{node}", std::process::id());
+        let (weather, is_over) = Default::default();
+        let mut nodes = Self { names: [0, 1].map(name), weather, is_over, switch: None };
+        let mut taps = Vec::new();
+        for (node, name) in nodes.names.iter().enumerate() {
+            let (tap, card) = tap().map_err(|error| format!("/dev/net/tun: {error}"))?;
+            // `ip netns exec` has these take the place of the machine's.
+            let hosts =
+                format!("127.0.0.1 localhost\n{} node0\n{} node1\n", ADDRESSES[0], ADDRESSES[1]);
+            let written = std::fs::create_dir_all(format!("/etc/netns/{name}"))
+                .and_then(|()| std::fs::write(format!("/etc/netns/{name}/hosts"), hosts));
+            written.map_err(|error| format!("/etc/netns: {error}"))?;
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("link set {card} netns {name} name eth0"))?;
+            ip(&format!("-n {name} address add {}/24 dev eth0", ADDRESSES[node]))?;
+            ip(&format!("-n {name} link set lo up"))?;
+            ip(&format!("-n {name} link set eth0 up"))?;
+            taps.push(tap);
+        }
+        let (weather, is_over) = (nodes.weather.clone(), nodes.is_over.clone());
+        nodes.switch = Some(std::thread::spawn(move || switch(&taps, &weather, &is_over)));
+        Ok(nodes)
+    }
+
+    /// Returns the words before a program that runs on a node.
+    pub fn wrapper(&self, node: u32) -> Vec<&str> {
+        vec!["ip", "netns", "exec", &self.names[node as usize]]
+    }
+
+    /// Writes a program that takes the place of ssh: `FILE [OPTIONS] ADDRESS COMMAND...` runs the
+    /// command by a shell on a node, under a host name of the node's own.
+    pub fn agent(&self, folder: &Path) -> PathBuf {
+        let [zero, one] = &self.names;
+        let script = format!(
+            "#!/bin/sh\n\
+             while case $1 in -[polFi]) shift 2 ;; -*) shift ;; *) false ;; esac; do :; done\n\
+             case $1 in *.1) node=0 name={zero} ;; *) node=1 name={one} ;; esac; shift\n\
+             exec ip netns exec $name unshare --uts sh -c \"hostname node$node; $*\"\n"
+        );
+        let path = folder.join(format!("{zero}-agent"));
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    pub fn have(&self, weather: Weather) {
+        *self.weather.lock().unwrap() = weather;
+    }
+
+    /// Cuts what leaves these nodes.
+    pub fn cut(&self, cut: [bool; 2]) {
+        self.weather.lock().unwrap().cut = cut;
+    }
+
+    /// Sets the network card of a node `up` or `down`, which its kernel sees.
+    pub fn card(&self, node: usize, state: &str) {
+        ip(&format!("-n {} link set eth0 {state}", self.names[node])).unwrap();
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = self.switch.take().map(JoinHandle::join);
+        for name in &self.names {
+            let _ = ip(&format!("netns delete {name}"));
+            let _ = std::fs::remove_dir_all(format!("/etc/netns/{name}"));
+        }
+    }
+}
+
+fn ip(words: &str) -> Result<(), String> {
+    let run = Command::new("ip").args(words.split(' ')).output();
+    let output = run.map_err(|error| format!("ip of iproute2: {error}"))?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or(format!("ip {words}: {}", complaint.trim_end()))
+}
+
+/// Makes a network card whose frames this process carries, and returns the card's name too.
+fn tap() -> io::Result<(File, String)> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file =
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open("/dev/net/tun")?;
+    // SAFETY: all zero is a value of the structure, which has integers and unions of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"carrack%d") {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the request reads and writes the structure.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let name = request.ifr_name.iter().take_while(|byte| **byte != 0);
+    Ok((file, name.map(|byte| char::from(byte.cast_unsigned())).collect()))
+}
+
+/// Carries frames until `is_over`.
+fn switch(taps: &[File], weather: &Mutex<Weather>, is_over: &AtomicBool) {
+    let mut rng = rng();
+    let mut later = BinaryHeap::new();
+    let mut number = 0_u64;
+    let mut frame = vec![0; 70_000];
+    while !is_over.load(Ordering::Relaxed) {
+        let longest = Duration::from_millis(20);
+        let due =
+            later.peek().map(|Reverse((due, ..)): &Reverse<(Instant, u64, usize, Vec<u8>)>| {
+                due.saturating_duration_since(Instant::now())
+            });
+        let wait = Timespec::try_from(due.unwrap_or(longest).min(longest)).unwrap();
+        let mut polled: Vec<_> = taps.iter().map(|tap| PollFd::new(tap, PollFlags::IN)).collect();
+        let _ = poll(&mut polled, Some(&wait));
+        let now = *weather.lock().unwrap();
+        for (from, mut tap) in taps.iter().enumerate() {
+            for _ in 0..64 {
+                // An error also where the card is down.
+                let Ok(len) = tap.read(&mut frame) else { break };
+                let copies = 1 + usize::from(rng.random_bool(now.doubled));
+                for _ in 0..copies {
+                    if now.cut[from] || rng.random_bool(now.lost) {
+                        continue;
+                    }
+                    let due = Instant::now() + now.delay + now.jitter.mul_f64(rng.random());
+                    number += 1;
+                    later.push(Reverse((due, number, 1 - from, frame[..len].to_vec())));
+                }
+            }
+        }
+        while later.peek().is_some_and(|Reverse((due, ..))| *due <= Instant::now()) {
+            let Some(Reverse((_, _, to, frame))) = later.pop() else { break };
+            // One for which there is no room is lost, as in any switch.
+            let _ = (&taps[to]).write(&frame);
+        }
+    }
+}
