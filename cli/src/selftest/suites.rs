@@ -91,8 +91,8 @@ const SUITES: &[Suite] = &[
 
 /// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one
 /// of its own tests would run it again, the mock library needs a C compiler (four modules, and a
-/// mock), the table of rules is read in the tree, a guest is made from it, and `profile` is a
-/// helper.
+/// mock), the table of rules is read in the tree, a guest is made from it, `profile` is a helper,
+/// and two nodes need root.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &[
     "cli_selftest",
@@ -103,6 +103,7 @@ const NO_PARTS: &[&str] = &[
     "gpu_rules",
     "mock",
     "mpi_programs",
+    "nodes",
     "profile",
     "traces",
     "verbs_guest",
