@@ -21,13 +21,8 @@ use crate::workspace::Workspace;
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// The peers' programs, below their folder.
-pub(super) const PROGRAMS: [&str; 5] = [
-    "ucx/libucx/bin/ucx_perftest",
-    "mpich/bin/mpiexec",
-    "mpi_bench",
-    "copy_bench",
-    "tcp_bench",
-];
+pub(super) const PROGRAMS: [&str; 5] =
+    ["ucx/libucx/bin/ucx_perftest", "mpich/bin/mpiexec", "mpi_bench", "copy_bench", "tcp_bench"];
 
 /// The programs, and their libraries in the same folder.
 #[derive(Clone, Debug)]
@@ -88,8 +83,7 @@ impl Kit {
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder)?;
-        let mut programs =
-            ["carrack"].iter().chain(&PROGRAMS).map(|program| folder.join(program));
+        let mut programs = ["carrack"].iter().chain(&PROGRAMS).map(|program| folder.join(program));
         match programs.find(|path| !files::is_executable(path)) {
             None => Ok(Self { carrack: folder.join("carrack"), peers: folder }),
             Some(program) => Err(TaskError::Missing {
