@@ -134,9 +134,10 @@ impl Outgoing {
             return false;
         }
         (sending.is_served, sending.candidates) = (true, candidates.into());
-        match sending.line {
-            Line::Up(_) => shared.tell(Event::Connected { peer: self.peer }),
-            _ => sending.alive_at = Instant::now(),
+        sending.alive_at = Instant::now();
+        // It may have lost its connection since.
+        if self.is_up.load(Ordering::Acquire) {
+            shared.tell(Event::Connected { peer: self.peer });
         }
         true
     }
@@ -332,8 +333,9 @@ impl Outgoing {
             self.end(sending, shared, DownCause::Protocol(why.to_string()));
             return false;
         }
-        let attempt = hello.attempt.get().max(sending.attempts);
-        (sending.attempts, sending.established) = (attempt, attempt);
+        // Those that this side has dialled since are no reason to refuse the peer's next.
+        sending.established = hello.attempt.get();
+        sending.attempts = sending.attempts.max(sending.established);
         (sending.other, sending.waits_for_room) = (hello.from.get(), false);
         sending.alive_at = Instant::now();
         sending.line = Line::Up(socket);
