@@ -206,29 +206,27 @@ impl Outflow {
         while self.notes.front().is_some_and(|end| *end <= self.acked) {
             self.notes.pop_front();
         }
-        while let Some(piece) = self.pieces.front_mut() {
+        while let Some(piece) = self.pieces.pop_front() {
             let there = usize::try_from(self.acked - self.first).unwrap_or(usize::MAX);
+            let (len, copied) = piece.lens();
+            self.copied.drain(..there.min(copied));
             match piece {
-                Piece::Copied(len) if there < *len => {
-                    *len -= there;
-                    self.copied.drain(..there);
+                Piece::Copied(_) if there < len => {
                     self.first += there as u64;
-                    return Ok(());
+                    self.pieces.push_front(Piece::Copied(len - there));
+                    break;
                 }
-                Piece::Body(body) if there < body.bytes.view().len() => return Ok(()),
-                Piece::Copied(len) => {
-                    self.copied.drain(..*len);
-                    self.first += *len as u64;
-                    self.pieces.pop_front();
+                Piece::Body(_) if there < len => {
+                    self.pieces.push_front(piece);
+                    break;
                 }
-                Piece::Body(_) => {
-                    if let Some(Piece::Body(body)) = self.pieces.pop_front() {
-                        self.first += body.bytes.view().len() as u64;
-                        self.bodies -= 1;
-                        over(body);
-                    }
+                Piece::Copied(_) => {}
+                Piece::Body(body) => {
+                    self.bodies -= 1;
+                    over(body);
                 }
             }
+            self.first += len as u64;
         }
         Ok(())
     }

@@ -625,6 +625,44 @@ fn a_link_that_takes_an_end_which_has_lost_its_connection_is_told_of_once_it_is_
 }
 
 #[test]
+fn messages_of_a_device_that_closes_come_over_the_connection_that_follows_a_cut() {
+    const MESSAGES: u64 = 6000;
+    for round in 0..6 {
+        let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
+        let ((one, to_here), (_other, to_there)) = (relayed(&here), relayed(&there));
+        let out = there.device.connect(&to_here, PeerId(0)).unwrap();
+        bring_up(&[&out], &mut [&mut here, &mut there]);
+        // In every other round the ends of the other side have a link too, and it was used.
+        let back = (round % 2 == 0).then(|| here.device.connect(&to_there, PeerId(1)).unwrap());
+        if let Some(back) = &back {
+            assert!(send(back, 0, 8));
+            for _ in 0..10 {
+                here.poll_for(Duration::from_millis(2));
+                there.poll_for(Duration::from_millis(2));
+            }
+        }
+        // More than the sockets hold.
+        (0..MESSAGES).for_each(|number| while !send(&out, number, PACKET) {});
+        let (start, mut came, mut end, mut is_cut) = (Instant::now(), Vec::new(), None, false);
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| there.device.close());
+            while end.is_none() && start.elapsed() < 3 * TIMEOUT {
+                let events = here.poll();
+                came.extend(events.iter().filter_map(arrival).map(|it| it.1));
+                end = events.into_iter().find(is_down);
+                if came.len() > 500 && !is_cut {
+                    assert!(!closing.is_finished());
+                    one.cut();
+                    is_cut = true;
+                }
+            }
+        });
+        assert!(came.iter().copied().eq(0..MESSAGES), "{round}: {} came, {end:?}", came.len());
+        assert!(end.as_ref().is_some_and(is_closed), "{round}: {end:?}");
+    }
+}
+
+#[test]
 fn a_caller_that_did_not_hear_the_answer_is_taken_again_however_often_its_peer_has_dialled() {
     let mut here = Side::new(0);
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
