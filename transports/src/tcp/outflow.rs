@@ -211,19 +211,16 @@ impl Outflow {
             let (len, copied) = piece.lens();
             self.copied.drain(..there.min(copied));
             match piece {
-                Piece::Copied(_) if there < len => {
-                    self.first += there as u64;
-                    self.pieces.push_front(Piece::Copied(len - there));
-                    break;
-                }
-                Piece::Body(_) if there < len => {
-                    self.pieces.push_front(piece);
-                    break;
-                }
-                Piece::Copied(_) => {}
-                Piece::Body(body) => {
+                Piece::Copied(_) if there >= len => {}
+                Piece::Body(body) if there >= len => {
                     self.bodies -= 1;
                     over(body);
+                }
+                rest => {
+                    self.first += there.min(copied) as u64;
+                    let rest = if copied > 0 { Piece::Copied(len - there) } else { rest };
+                    self.pieces.push_front(rest);
+                    break;
                 }
             }
             self.first += len as u64;
