@@ -538,7 +538,9 @@ impl Device for TcpDevice {
         for link in links.iter().flatten() {
             // Peers that close at the same time wait for room here, and nothing takes their bytes.
             let drain = || polling.inbound.iter().flatten().for_each(Inbound::drain);
-            if !link.close(&self.shared, until, drain) {
+            let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
+            let received = entry.map_or(0, |entry| entry.incoming.received);
+            if !link.close(&self.shared, (until, received), drain) {
                 tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
             }
         }

@@ -28,6 +28,10 @@ impl TcpDevice {
         (peer, cause): (PeerId, &DownCause),
         batch: &mut Batch,
     ) -> bool {
+        // One that has just introduced itself would come up, and end, once more.
+        for place in polling.strangers.pending.places() {
+            self.hear_stranger(polling, place);
+        }
         let of_peer = |entry: &Option<Inbound>| {
             entry.as_ref().is_some_and(|entry| entry.incoming.peer == peer)
         };

@@ -75,6 +75,8 @@ pub(super) struct Sending {
     attempts: u64,
     /// Number of the last connection that came up.
     established: u64,
+    /// The peer's addresses have refused since.
+    is_refused: bool,
     /// Bytes of the peer that the connections before have brought.
     received: u64,
 }
@@ -113,6 +115,7 @@ impl Outgoing {
             other: 0,
             attempts: 0,
             established: 0,
+            is_refused: false,
             received: 0,
         };
         Self {
@@ -134,9 +137,10 @@ impl Outgoing {
             return false;
         }
         (sending.is_served, sending.candidates) = (true, candidates.into());
-        match sending.line {
-            Line::Up(_) => shared.tell(Event::Connected { peer: self.peer }),
-            _ => sending.alive_at = Instant::now(),
+        sending.alive_at = Instant::now();
+        // It may have lost its connection since.
+        if self.is_up.load(Ordering::Acquire) {
+            shared.tell(Event::Connected { peer: self.peer });
         }
         true
     }
@@ -236,14 +240,16 @@ impl Outgoing {
     }
 
     /// Sends all that was posted, and the end of the link, before `until`; calls `meanwhile` while
-    /// it waits. Returns `false` if some bytes did not reach the peer's machine.
+    /// it waits. `received`: bytes of the peer that have come. Returns `false` if some bytes did not
+    /// reach the peer's machine.
     pub(super) fn close(
         &self,
         shared: &Shared,
-        until: Instant,
+        (until, received): (Instant, u64),
         mut meanwhile: impl FnMut(),
     ) -> bool {
         let mut sending = self.sending.lock();
+        sending.received = received.max(sending.received);
         sending.bye();
         loop {
             self.flush(&mut sending, shared);
@@ -332,9 +338,11 @@ impl Outgoing {
             self.end(sending, shared, DownCause::Protocol(why.to_string()));
             return false;
         }
-        let attempt = hello.attempt.get().max(sending.attempts);
-        (sending.attempts, sending.established) = (attempt, attempt);
-        (sending.other, sending.waits_for_room) = (hello.from.get(), false);
+        // Those that this side has dialled since are no reason to refuse the peer's next.
+        sending.established = hello.attempt.get();
+        sending.attempts = sending.attempts.max(sending.established);
+        sending.other = hello.from.get();
+        (sending.waits_for_room, sending.is_refused) = (false, false);
         sending.alive_at = Instant::now();
         sending.line = Line::Up(socket);
         if !self.is_up.swap(true, Ordering::Release) && sending.is_served {

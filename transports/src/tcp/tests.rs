@@ -5,6 +5,8 @@ mod relays;
 use super::Options;
 use super::address::Address;
 use super::device::TcpDevice;
+use super::outgoing::Line;
+use super::wire::Hello;
 use crate::contract::{
     Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
 };
@@ -14,10 +16,11 @@ use proptest::prelude::*;
 use relays::{Relay, held, relayed, silent};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use zerocopy::little_endian::U64;
 
 const RANKS: u32 = 8;
 const PACKET: usize = 4096;
@@ -596,4 +599,111 @@ fn what_comes_late_of_a_connection_that_the_peer_has_left_does_not_stop_the_link
     assert!(send(&out, 0, 8));
     let came = polls(&mut here, &mut there, 1000);
     assert!(came.iter().filter_map(arrival).any(|it| it == (0, 0)), "{came:?}");
+}
+
+#[test]
+fn a_link_that_takes_an_end_which_has_lost_its_connection_is_told_of_once_it_is_up() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let (relay, to_here) = relayed(&here);
+    let link = there.device.connect(&to_here, PeerId(0)).unwrap();
+    bring_up(&[&link], &mut [&mut here, &mut there]);
+    relay.cut();
+    let end = here.device.shared.link(0).unwrap();
+    let start = Instant::now();
+    while matches!(end.sending.lock().line, Line::Up(_)) {
+        here.poll();
+        assert!(start.elapsed() < TIMEOUT, "the cut is not noticed");
+    }
+    let back = here.connect(&there, 1);
+    let (start, mut events) = (Instant::now(), Vec::new());
+    while start.elapsed() < Duration::from_millis(300) {
+        events.extend(here.poll());
+        there.poll();
+    }
+    assert!(back.is_up());
+    assert!(matches!(events[..], [Event::Connected { peer: PeerId(1) }]), "{events:?}");
+}
+
+#[test]
+fn messages_of_a_device_that_closes_come_over_the_connection_that_follows_a_cut() {
+    const MESSAGES: u64 = 6000;
+    for round in 0..6 {
+        let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
+        let ((one, to_here), (_other, to_there)) = (relayed(&here), relayed(&there));
+        let out = there.device.connect(&to_here, PeerId(0)).unwrap();
+        bring_up(&[&out], &mut [&mut here, &mut there]);
+        // In every other round the ends of the other side have a link too, and it was used.
+        let back = (round % 2 == 0).then(|| here.device.connect(&to_there, PeerId(1)).unwrap());
+        if let Some(back) = &back {
+            assert!(send(back, 0, 8));
+            for _ in 0..10 {
+                here.poll_for(Duration::from_millis(2));
+                there.poll_for(Duration::from_millis(2));
+            }
+        }
+        // More than the sockets hold.
+        (0..MESSAGES).for_each(|number| while !send(&out, number, PACKET) {});
+        let (start, mut came, mut end, mut is_cut) = (Instant::now(), Vec::new(), None, false);
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| there.device.close());
+            while end.is_none() && start.elapsed() < 3 * TIMEOUT {
+                let events = here.poll();
+                came.extend(events.iter().filter_map(arrival).map(|it| it.1));
+                end = events.into_iter().find(is_down);
+                if came.len() > 500 && !is_cut {
+                    assert!(!closing.is_finished());
+                    one.cut();
+                    is_cut = true;
+                }
+            }
+        });
+        assert!(came.iter().copied().eq(0..MESSAGES), "{round}: {} came, {end:?}", came.len());
+        assert!(end.as_ref().is_some_and(is_closed), "{round}: {end:?}");
+    }
+}
+
+#[test]
+fn a_caller_that_did_not_hear_the_answer_is_taken_again_however_often_its_peer_has_dialled() {
+    let mut here = Side::new(0);
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let mut address = Address::decode(&here.device.address()).unwrap();
+    (address.key, address.port) = (DeviceKey([1; 16]), listener.local_addr().unwrap().port());
+    address.hosts = vec![Ipv4Addr::LOCALHOST.into()];
+    // Each caller is hung up on.
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
+    here.poll_for(Duration::from_millis(500));
+    let (shared, link) = (&here.device.shared, here.device.shared.link(0).unwrap());
+    let hello = |attempt: u64| {
+        let [from, to, window, attempt, received] = [5, 0, 1 << 20, attempt, 0].map(U64::from);
+        Hello { from, to, window, attempt, received }
+    };
+    assert!(link.answer(shared, &hello(1), 0).is_some_and(|it| it.attempt.get() > 2));
+    let home = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port));
+    let socket = Arc::new(TcpStream::connect(home).unwrap());
+    link.rise(shared, socket.clone(), home, &hello(1));
+    link.lost(shared, &socket, 0);
+    assert!(link.answer(shared, &hello(1), 0).is_none(), "it is older than the last");
+    assert!(link.answer(shared, &hello(2), 0).is_some());
+}
+
+#[test]
+fn the_end_of_a_peer_is_told_once_where_another_of_its_connections_is_being_made() {
+    for polls in 0..60 {
+        let [mut here, mut there] = [0, 1].map(Side::new);
+        let out = there.connect(&here, 0);
+        bring_up(&[&out], &mut [&mut here, &mut there]);
+        assert!(send(&out, 0, 8));
+        here.poll_for(Duration::from_micros(300));
+        let _second = there.connect(&here, 0);
+        for _ in 0..polls {
+            there.poll_for(Duration::from_micros(10));
+            here.poll_for(Duration::from_micros(10));
+        }
+        there.poll_for(Duration::from_micros(200));
+        there.device.close();
+        let ends = here.poll_for(Duration::from_millis(100));
+        let downs = ends.iter().filter(|event| is_down(event)).count();
+        assert_eq!(downs, 1, "{polls} polls: {ends:?}");
+    }
 }

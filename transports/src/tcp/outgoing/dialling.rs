@@ -84,7 +84,9 @@ impl Outgoing {
 
     /// Waits before all addresses are dialled again, or gives up.
     pub(super) fn pause(&self, sending: &mut Sending, shared: &Shared, why: &str, refused: bool) {
-        let cause = if refused {
+        // One that closes listens no more, and makes a connection for its last messages by itself.
+        let may_close = sending.other > 0 && !std::mem::replace(&mut sending.is_refused, refused);
+        let cause = if refused && !may_close {
             format!("no process listens at its address any more: {why}")
         } else if sending.alive_at.elapsed() >= shared.options.timeout {
             let limit = shared.options.timeout.as_secs();

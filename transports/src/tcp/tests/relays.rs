@@ -3,7 +3,7 @@
 use super::Side;
 use crate::contract::{AddressBlob, Device};
 use crate::tcp::address::Address;
-use rustix::net::{AddressFamily, SocketType, ipproto};
+use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,11 @@ impl Relay {
         std::thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let Ok(far) = TcpStream::connect(target) else { continue };
+                // It holds little itself.
+                for socket in [&near, &far] {
+                    sockopt::set_socket_recv_buffer_size(socket, 64 << 10).unwrap();
+                    sockopt::set_socket_send_buffer_size(socket, 64 << 10).unwrap();
+                }
                 for (from, to, is_back) in [(&near, &far, false), (&far, &near, true)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let mute = mute.clone();
