@@ -186,8 +186,7 @@ impl TcpDevice {
         }
     }
 
-    /// Reads what has come on a connection, for the acknowledgements in it. The next poll yields the
-    /// rest.
+    /// Reads a connection, for the acknowledgements on it. The next poll yields the rest.
     pub(super) fn read_ahead(&self, index: u32) {
         let Some(mut polling) = self.polling.try_lock() else { return };
         let mut ahead = polling.ahead.take().unwrap_or_else(|| Batch::new(AHEAD));

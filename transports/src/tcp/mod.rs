@@ -21,14 +21,14 @@
 //!
 //! A connection carries bytes both ways, and has a sending and a receiving end on each side. A link
 //! is one-way, as the contract says: it takes a sending end to its peer's device that serves no
-//! link, or dials. So the kernel's acknowledgements of both ways ride on data. With a connection for
-//! each link the kernel would send one packet more for each small message. Of two devices that dial
-//! each other, the one with the higher key gives way.
+//! link, or dials. So the kernel's acknowledgements of both ways ride on data: with a connection
+//! for each link the kernel would send one packet more for each small message. Of two devices that
+//! dial each other, the one with the higher key gives way.
 //!
 //! # Cuts
 //!
-//! The bytes of each way are counted from its beginning, and stay with the sender until the receiver
-//! has acknowledged them: short messages in a copy of [`TcpSettings::tcp_window`] bytes at most,
+//! The bytes of each way are counted from its beginning, and stay with the sender until the
+//! receiver has acknowledged them: messages in a copy of [`TcpSettings::tcp_window`] bytes at most,
 //! puts in the user's buffer. A connection that breaks between living processes is made anew. Each
 //! side then says how many bytes it has, and the other goes on behind them. So nothing is lost and
 //! nothing is doubled.

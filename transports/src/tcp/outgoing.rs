@@ -240,8 +240,8 @@ impl Outgoing {
     }
 
     /// Sends all that was posted, and the end of the link, before `until`; calls `meanwhile` while
-    /// it waits. `received`: bytes of the peer that have come. Returns `false` if some bytes did not
-    /// reach the peer's machine.
+    /// it waits. `received`: bytes of the peer that have come. Returns `false` if some bytes did
+    /// not reach the peer's machine.
     pub(super) fn close(
         &self,
         shared: &Shared,
@@ -279,8 +279,8 @@ impl Outgoing {
         true
     }
 
-    /// Returns `true` if a connection that the peer has made has to wait for the end of dialling. Of
-    /// two ends that dial each other, the one with the higher name gives way.
+    /// Returns `true` if a connection of the peer has to wait for the end of dialling: of two ends
+    /// that dial each other, the one with the higher name gives way.
     pub(super) fn holds(&self, shared: &Shared, (device, number): (DeviceKey, u64)) -> bool {
         matches!(self.sending.lock().line, Line::Dialling(_))
             && (shared.address.key, self.number) < (device, number)

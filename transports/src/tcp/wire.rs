@@ -58,8 +58,8 @@ pub(super) struct Hello {
     pub(super) to: U64,
     /// Bytes of messages that are sent without an acknowledgement.
     pub(super) window: U64,
-    /// Number of the connection among those of both ends. One with a lower number, of which is heard
-    /// later, is not taken. The listener's counts.
+    /// Number of the connection among those of both ends. A lower one that is heard of later is not
+    /// taken. The listener's counts.
     pub(super) attempt: U64,
     /// Bytes of the other end that have come.
     pub(super) received: U64,
