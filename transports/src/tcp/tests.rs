@@ -1,6 +1,7 @@
 //! Devices of one process that send to each other, directly and over a relay.
 
 mod relays;
+mod schedules;
 
 use super::Options;
 use super::address::Address;
@@ -8,14 +9,13 @@ use super::device::TcpDevice;
 use super::outgoing::Line;
 use super::wire::Hello;
 use crate::contract::{
-    Armed, Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
+    Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
 };
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
-use proptest::prelude::*;
-use relays::{Relay, held, relayed, silent};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use relays::{held, relayed, silent};
 use rustix::io::Errno;
+use schedules::rests;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,9 +25,6 @@ use zerocopy::little_endian::U64;
 const RANKS: u32 = 8;
 const PACKET: usize = 4096;
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Random schedules that are tried.
-const CASES: u32 = 30;
 
 fn identity(me: u32) -> Identity {
     Identity { me: PeerId(me), ranks: RANKS, secret: [5; 16] }
@@ -126,113 +123,6 @@ fn until_shared(sides: &mut [&mut Side; 2]) {
             side.poll();
         }
         assert!(start.elapsed() < Duration::from_secs(10), "each has a connection of its own");
-    }
-}
-
-/// A link over a relay, with the numbers of its device and its peer's.
-struct Relayed {
-    from: usize,
-    to: usize,
-    relay: Relay,
-    link: Arc<dyn Link>,
-    sent: u64,
-    came: u64,
-}
-
-/// Polls a side. Each link's messages come once, and in order.
-fn take(sides: &mut [Side], at: usize, links: &mut [Relayed]) {
-    for event in sides[at].poll() {
-        match event {
-            Event::Connected { .. } => {}
-            Event::Arrived { from, header, .. } => {
-                let link = &mut links[usize::try_from(header.0[1]).unwrap()];
-                assert_eq!((link.from, link.to), (from.0 as usize, at));
-                assert_eq!(header.0[0], link.came);
-                link.came += 1;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-/// Returns `true` if a thread that waits for the device sleeps.
-fn rests(side: &Side) -> bool {
-    let Armed::Wait(fd) = side.device.arm() else { return false };
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    let span = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-    let woken = rustix::event::poll(&mut fds, Some(&span)).unwrap();
-    side.device.disarm();
-    woken == 0
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Poll(usize),
-    Post(usize, usize),
-    Cut(usize),
-    Pause(u64),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        20 => any::<usize>().prop_map(Step::Poll),
-        10 => (any::<usize>(), 0..PACKET).prop_map(|(link, len)| Step::Post(link, len)),
-        1 => any::<usize>().prop_map(Step::Cut),
-        3 => (0..500_u64).prop_map(Step::Pause),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
-
-    #[test]
-    fn each_message_comes_once_and_all_come_to_rest_whatever_is_cut_and_however_late_polls_are(
-        count in 1..=4_usize,
-        pairs in proptest::collection::vec((0..4_usize, 0..4_usize), 1..8),
-        window in prop_oneof![Just(256), Just(4 * PACKET), Just(1 << 20)],
-        steps in proptest::collection::vec(step(), 0..400),
-    ) {
-        let mut sides: Vec<Side> =
-            (0..count).map(|me| Side::with(me as u32, 64, window)).collect();
-        let mut links: Vec<Relayed> = Vec::new();
-        let (each, mut done) = (steps.len() / pairs.len(), 0);
-        for (number, (from, to)) in pairs.iter().enumerate() {
-            let (from, to) = (from % count, to % count);
-            let (relay, address) = relayed(&sides[to]);
-            let link = sides[from].device.connect(&address, PeerId(to as u32)).unwrap();
-            links.push(Relayed { from, to, relay, link, sent: 0, came: 0 });
-            let until = if number + 1 == pairs.len() { steps.len() } else { done + each };
-            for step in &steps[done..until] {
-                match step {
-                    Step::Poll(at) => take(&mut sides, at % count, &mut links),
-                    Step::Post(at, len) => {
-                        let at = at % links.len();
-                        let Relayed { link, sent, .. } = &mut links[at];
-                        *sent += u64::from(send_as(link, [*sent, at as u64], *len));
-                    }
-                    Step::Cut(at) => links[at % links.len()].relay.cut(),
-                    Step::Pause(micros) => std::thread::sleep(Duration::from_micros(*micros)),
-                }
-            }
-            done = until;
-        }
-        let start = Instant::now();
-        while links.iter().any(|link| link.came < link.sent || !link.link.is_up()) {
-            (0..count).for_each(|at| take(&mut sides, at, &mut links));
-            let state = |it: &Relayed| (it.from, it.to, it.link.is_up(), it.sent, it.came);
-            let left: Vec<_> = links.iter().map(state).collect();
-            assert!(start.elapsed() < Duration::from_secs(10), "{left:?}");
-        }
-        let (start, mut since) = (Instant::now(), Instant::now());
-        while since.elapsed() < Duration::from_millis(20) {
-            for at in 0..count {
-                take(&mut sides, at, &mut links);
-                if !rests(&sides[at]) {
-                    since = Instant::now();
-                }
-            }
-            assert!(start.elapsed() < Duration::from_secs(5), "a device does not come to rest");
-        }
     }
 }
 

@@ -1,0 +1,119 @@
+//! Random schedules of devices, links, polls, cuts and pauses.
+
+use super::relays::{Relay, relayed};
+use super::{PACKET, Side, send_as};
+use crate::contract::{Armed, Device, Event, Link, PeerId};
+use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Random schedules that are tried.
+const CASES: u32 = 30;
+
+/// A link over a relay, with the numbers of its device and its peer's.
+struct Relayed {
+    from: usize,
+    to: usize,
+    relay: Relay,
+    link: Arc<dyn Link>,
+    sent: u64,
+    came: u64,
+}
+
+/// Polls a side. Each link's messages come once, and in order.
+fn take(sides: &mut [Side], at: usize, links: &mut [Relayed]) {
+    for event in sides[at].poll() {
+        match event {
+            Event::Connected { .. } => {}
+            Event::Arrived { from, header, .. } => {
+                let link = &mut links[usize::try_from(header.0[1]).unwrap()];
+                assert_eq!((link.from, link.to), (from.0 as usize, at));
+                assert_eq!(header.0[0], link.came);
+                link.came += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Returns `true` if a thread that waits for the device sleeps.
+pub(super) fn rests(side: &Side) -> bool {
+    let Armed::Wait(fd) = side.device.arm() else { return false };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let span = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+    let woken = rustix::event::poll(&mut fds, Some(&span)).unwrap();
+    side.device.disarm();
+    woken == 0
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Poll(usize),
+    Post(usize, usize),
+    Cut(usize),
+    Pause(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        20 => any::<usize>().prop_map(Step::Poll),
+        10 => (any::<usize>(), 0..PACKET).prop_map(|(link, len)| Step::Post(link, len)),
+        1 => any::<usize>().prop_map(Step::Cut),
+        3 => (0..500_u64).prop_map(Step::Pause),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_message_comes_once_and_all_come_to_rest_whatever_is_cut_and_however_late_polls_are(
+        count in 1..=4_usize,
+        pairs in proptest::collection::vec((0..4_usize, 0..4_usize), 1..8),
+        window in prop_oneof![Just(256), Just(4 * PACKET), Just(1 << 20)],
+        steps in proptest::collection::vec(step(), 0..400),
+    ) {
+        let mut sides: Vec<Side> =
+            (0..count).map(|me| Side::with(me as u32, 64, window)).collect();
+        let mut links: Vec<Relayed> = Vec::new();
+        let (each, mut done) = (steps.len() / pairs.len(), 0);
+        for (number, (from, to)) in pairs.iter().enumerate() {
+            let (from, to) = (from % count, to % count);
+            let (relay, address) = relayed(&sides[to]);
+            let link = sides[from].device.connect(&address, PeerId(to as u32)).unwrap();
+            links.push(Relayed { from, to, relay, link, sent: 0, came: 0 });
+            let until = if number + 1 == pairs.len() { steps.len() } else { done + each };
+            for step in &steps[done..until] {
+                match step {
+                    Step::Poll(at) => take(&mut sides, at % count, &mut links),
+                    Step::Post(at, len) => {
+                        let at = at % links.len();
+                        let Relayed { link, sent, .. } = &mut links[at];
+                        *sent += u64::from(send_as(link, [*sent, at as u64], *len));
+                    }
+                    Step::Cut(at) => links[at % links.len()].relay.cut(),
+                    Step::Pause(micros) => std::thread::sleep(Duration::from_micros(*micros)),
+                }
+            }
+            done = until;
+        }
+        let start = Instant::now();
+        while links.iter().any(|link| link.came < link.sent || !link.link.is_up()) {
+            (0..count).for_each(|at| take(&mut sides, at, &mut links));
+            let state = |it: &Relayed| (it.from, it.to, it.link.is_up(), it.sent, it.came);
+            let left: Vec<_> = links.iter().map(state).collect();
+            assert!(start.elapsed() < Duration::from_secs(10), "{left:?}");
+        }
+        let (start, mut since) = (Instant::now(), Instant::now());
+        while since.elapsed() < Duration::from_millis(20) {
+            for at in 0..count {
+                take(&mut sides, at, &mut links);
+                if !rests(&sides[at]) {
+                    since = Instant::now();
+                }
+            }
+            assert!(start.elapsed() < Duration::from_secs(5), "a device does not come to rest");
+        }
+    }
+}
