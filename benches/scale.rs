@@ -56,7 +56,9 @@ fn main() -> Result<()> {
     let simulated = SIMULATED.map(|ranks| simulate(ranks).expect("a job of simulated ranks"));
     let real = REAL.map(|ranks| launch(ranks).expect("a job of processes"));
 
-    println!("simulated ranks: connections and messages of rank 0, memory of its store");
+    println!(
+        "simulated ranks: connections of rank 0, memory of its store; the messages by the protocol"
+    );
     println!("{:>8} {:>12} {:>10} {:>12} {:>12}", "ranks", "connections", "messages", "KiB", "ms");
     let row = |start: &Start| {
         let (ranks, messages) = (start.ranks, MESSAGES * start.ranks);
@@ -168,8 +170,9 @@ fn ranks_of(first: u32, size: u32, port: u32) -> Result<()> {
 
 /// Starts so many processes, each of which sends and receives a message.
 fn launch(size: u32) -> Result<Start> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+    // Cargo may have to build it first, which is no part of the start.
     let mut job = Command::new(built::carrack());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
     job.args(["run", "--no-tag", "-n", &size.to_string(), "--"]).arg(std::env::current_exe()?);
     let output = job.args(["rank-since", &now.to_string()]).output()?;
     let said = String::from_utf8(output.stdout)?;

@@ -503,6 +503,7 @@ impl Device for TcpDevice {
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
         let needs_time = links.iter().flatten().any(is_moving)
             || !polling.strangers.pending.is_empty()
+            || !polling.crossed.is_empty()
             || polling.is_deaf;
         // Another thread may send meanwhile, and the peer's machine fall silent.
         let is_used = links.iter().flatten().any(|link| !link.is_over());

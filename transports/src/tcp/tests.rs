@@ -1,7 +1,7 @@
 //! Devices of one process that send to each other, directly and over a relay.
 
 mod relays;
-mod schedules;
+mod rest;
 
 use super::Options;
 use super::address::Address;
@@ -14,8 +14,6 @@ use crate::contract::{
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
 use relays::{held, relayed, silent};
-use rustix::io::Errno;
-use schedules::rests;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -363,17 +361,6 @@ fn a_link_whose_end_was_read_does_not_begin_anew_while_other_messages_of_its_sen
     }
     assert_eq!(came, [0, 1, 2]);
     here.device.close();
-}
-
-#[test]
-fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
-    let mut here = Side::new(0);
-    here.device.listen_later(&mut here.device.polling.lock(), Errno::MFILE);
-    let port = Address::decode(&here.device.address()).unwrap().port;
-    let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    assert!(rests(&here));
-    here.poll_for(Duration::from_millis(200));
-    assert!(!here.device.polling.lock().strangers.pending.is_empty());
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::comparison::{Entry, Measured};
+use super::comparison::{Entry, Measured, median};
 use super::cores::Cores;
 use super::machine::Machine;
 use super::row::{Op, Row};
-use super::side::{Out, Role};
+use super::side::{Figure, Out, Role};
 
 /// Width of the column of rows.
 const WIDTH: usize = 36;
@@ -73,8 +73,8 @@ impl Report<'_> {
             {sides}; on the first of cores {cores}; medians of {rounds} rounds of {seconds} s\n\
             Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
             run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
-            second, higher is better.\nRatio: carrack / better peer; average: the same of the \
-            averages of the latencies. /raw: carrack / one copy of that size, by one thread's \
+            second, higher is better.\nRatio: carrack / better peer, the median over the rounds; \
+            average: the same of the averages of the latencies. /raw: carrack / one copy of that size, by one thread's \
             memcpy or the GPU's engine, or raw sockets; /one: carrack / its figure of one \
             thread.\n\n\
             {:<WIDTH$}",
@@ -131,9 +131,9 @@ impl Report<'_> {
             lower_is_better: row.test.lower_is_better(),
             sides: measured.entries.iter().map(|entry| self.side_line(row, entry)).collect(),
             better_peer: peer.map(|peer| peer.side),
-            ratio: ratio(ours, peer, Entry::median),
-            average_ratio: ratio(ours, peer, Entry::average),
-            of_raw: ratio(ours, measured.of(Role::Yardstick), Entry::median),
+            ratio: ratio(ours, peer, value),
+            average_ratio: ratio(ours, peer, |figure| figure.average),
+            of_raw: ratio(ours, measured.of(Role::Yardstick), value),
             of_one_thread: ours.and_then(|ours| self.of_one_thread(row, ours)),
         }
     }
@@ -164,7 +164,7 @@ impl Report<'_> {
         let one = row.of_one_thread()?;
         let measured = self.measured.iter().find(|measured| measured.row == one)?;
         let of_one = measured.entries.iter().find(|other| other.side == entry.side);
-        ratio(Some(entry), of_one, Entry::median)
+        ratio(Some(entry), of_one, value)
     }
 }
 
@@ -191,15 +191,24 @@ fn columns(text: &mut String, [ratio, average, copy, one, peer]: [&str; 5]) {
     let _ = writeln!(text, " {ratio:>7} {average:>8} {copy:>8} {one:>7}  {peer}");
 }
 
-/// Divides one side's figure by another one's, if both have one.
-fn ratio(one: Option<&Entry>, other: Option<&Entry>, of: fn(&Entry) -> Option<f64>) -> Option<f64> {
-    let (one, other) = (of(one?)?, of(other?)?);
-    (other > 0.0).then(|| one / other)
+/// Returns the median over the rounds of one side's figure divided by another one's. The machine's
+/// speed may change from round to round, and a side that fails has no further ones.
+fn ratio(
+    one: Option<&Entry>,
+    other: Option<&Entry>,
+    of: fn(&Figure) -> Option<f64>,
+) -> Option<f64> {
+    let rounds = one?.figures.iter().zip(&other?.figures);
+    let ratio = |(one, other)| Some(of(one)? / of(other).filter(|other| *other > 0.0)?);
+    median(rounds.filter_map(ratio))
+}
+
+fn value(figure: &Figure) -> Option<f64> {
+    Some(figure.value)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::side::Figure;
     use super::*;
 
     fn entry(side: &'static str, values: &[f64], average: Option<f64>) -> Entry {
@@ -226,11 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn a_row_compares_the_medians_with_the_better_peer() {
+    fn a_row_is_compared_with_the_better_peer_round_by_round() {
         let entries = vec![
-            entry("carrack", &[0.05, 0.06, 0.9], None),
-            entry("UCX", &[0.07, 0.12, 0.13], Some(0.1)),
-            entry("MPICH", &[0.5], Some(0.5)),
+            entry("carrack", &[1.0, 20.0, 110.0], None),
+            entry("UCX", &[1.0, 10.0, 100.0], Some(0.1)),
+            entry("MPICH", &[50.0], Some(0.5)),
         ];
         let measured = Measured { row: "send:latency:8".parse().unwrap(), entries };
         let all = std::slice::from_ref(&measured);
@@ -238,7 +247,7 @@ mod tests {
         let line = report.line(&measured);
         assert_eq!(
             (line.better_peer, line.ratio, line.average_ratio),
-            (Some("UCX"), Some(0.5), None)
+            (Some("UCX"), Some(1.1), None)
         );
         let json = report.json();
         assert_eq!(json.lines().count(), 2);

@@ -1,12 +1,23 @@
-//! Random schedules of devices, links, polls, cuts and pauses.
+//! Devices that come to rest, also after random schedules of posts, polls, cuts and pauses.
 
 use super::relays::{Relay, relayed};
 use super::{PACKET, Side, send_as};
 use crate::contract::{Armed, Device, Event, Link, PeerId};
+use crate::net::key::DeviceKey;
+use crate::net::streams::TcpChannel;
+use crate::tcp::address::Address;
+use crate::tcp::strangers::Guest;
+use crate::tcp::wire::{self, Hello};
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zerocopy::little_endian::U64;
+
+/// Time in which what is due now wakes a thread.
+const SHORT: Duration = Duration::from_millis(2);
 
 /// Random schedules that are tried.
 const CASES: u32 = 30;
@@ -37,11 +48,11 @@ fn take(sides: &mut [Side], at: usize, links: &mut [Relayed]) {
     }
 }
 
-/// Returns `true` if a thread that waits for the device sleeps.
-pub(super) fn rests(side: &Side) -> bool {
+/// Returns `true` if a thread that waits for the device sleeps as long.
+fn rests(side: &Side, span: Duration) -> bool {
     let Armed::Wait(fd) = side.device.arm() else { return false };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    let span = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+    let span = Timespec::try_from(span).unwrap();
     let woken = rustix::event::poll(&mut fds, Some(&span)).unwrap();
     side.device.disarm();
     woken == 0
@@ -109,11 +120,37 @@ proptest! {
         while since.elapsed() < Duration::from_millis(20) {
             for at in 0..count {
                 take(&mut sides, at, &mut links);
-                if !rests(&sides[at]) {
+                if !rests(&sides[at], SHORT) {
                     since = Instant::now();
                 }
             }
             assert!(start.elapsed() < Duration::from_secs(5), "a device does not come to rest");
         }
     }
+}
+
+#[test]
+fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
+    let mut here = Side::new(0);
+    here.device.listen_later(&mut here.device.polling.lock(), Errno::MFILE);
+    let port = Address::decode(&here.device.address()).unwrap().port;
+    let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    assert!(rests(&here, SHORT));
+    here.poll_for(Duration::from_millis(200));
+    assert!(!here.device.polling.lock().strangers.pending.is_empty());
+}
+
+#[test]
+fn a_thread_sleeps_no_longer_than_a_tick_while_a_connection_waits_for_the_end_of_dialling() {
+    let here = Side::new(0);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let home = listener.local_addr().unwrap();
+    let socket = TcpStream::connect(home).unwrap();
+    let channel = TcpChannel::over(socket, wire::limits(Duration::from_secs(5))).unwrap();
+    let [from, to, window, attempt, received] = [5, 0, 1 << 20, 1, 0].map(U64::from);
+    let hello = Hello { from, to, window, attempt, received };
+    let guest = Guest { channel, peer: PeerId(1), device: DeviceKey([1; 16]), hello, home };
+    assert!(rests(&here, Duration::from_millis(200)), "nothing is to be done");
+    here.device.polling.lock().crossed.push(guest);
+    assert!(!rests(&here, Duration::from_secs(2)));
 }
