@@ -66,12 +66,11 @@ fn main() -> Result<()> {
         println!("{ranks:>8} {ranks:>12} {messages:>10} {memory:>12.0} {millis:>12.1}");
     };
     simulated.iter().for_each(row);
-    let [.., small, large] = &simulated;
-    let share = f64::from(CALCULATED - large.ranks) / f64::from(large.ranks - small.ranks);
-    let beyond = |of: fn(&Start) -> f64| of(large) + (of(large) - of(small)) * share;
-    let (memory, seconds) = (beyond(|start| start.memory), beyond(|start| start.seconds));
+    let [.., largest] = &simulated;
+    let share = f64::from(CALCULATED) / f64::from(largest.ranks);
+    let (memory, seconds) = (largest.memory * share, largest.seconds * share);
     row(&Start { ranks: CALCULATED, memory, seconds });
-    println!("(the last row is calculated from the two before it)\n");
+    println!("(the last row is calculated from the cost of a rank in the row before it)\n");
 
     println!("real ranks over shared memory: resident memory of one; until all have a message");
     println!("{:>8} {:>12} {:>12}", "ranks", "KiB", "ms");
