@@ -74,9 +74,9 @@ impl Report<'_> {
             Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
             run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
             second, higher is better.\nRatio: carrack / better peer, the median over the rounds; \
-            average: the same of the averages of the latencies. /raw: carrack / one copy of that size, by one thread's \
-            memcpy or the GPU's engine, or raw sockets; /one: carrack / its figure of one \
-            thread.\n\n\
+            average: the same of the averages of the latencies. /raw: carrack / one copy of that \
+            size, by one thread's memcpy or the GPU's engine, or raw sockets; /one: carrack / its \
+            figure of one thread.\n\n\
             {:<WIDTH$}",
             "test"
         );
