@@ -4,7 +4,8 @@
 //! A relay stands between two devices. It drops what it holds whenever the test cuts it.
 
 use crate::ordeals::{amount, soak};
-use crate::support::{LIMIT, Watchdog, pattern, rng};
+use crate::support::ranks::{Ranks, Role};
+use crate::support::{LIMIT, pattern, rng};
 use carrack::transports::contract::{
     Batch, Device, Domain, Event, Exposed, Header, Identity, Link, Op, OpToken, Payload, PeerId,
     Submit, Transport,
@@ -12,7 +13,8 @@ use carrack::transports::contract::{
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::tcp::address::Address;
 use carrack::transports::tcp::{Options, Tcp};
-use rand::Rng;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -190,11 +192,23 @@ fn take(event: Event, leaving: &mut Traffic, coming: &mut Traffic) {
     }
 }
 
-/// Both links go over relays; whichever connection they share is cut again and again.
 #[test]
 fn nothing_is_lost_or_doubled_either_way_however_often_connections_are_cut() {
-    let _watchdog = Watchdog::patient("cuts", LIMIT + Duration::from_secs(*MESSAGES / 5000));
-    let mut rng = rng();
+    Ranks::start("cuts::cut", 1, &[rng().random()]).succeed();
+}
+
+/// A process of its own, as it measures its memory.
+#[test]
+fn a_rank_in_its_role() {
+    let patience = LIMIT + Duration::from_secs(*MESSAGES / 5000);
+    if let Some(role) = Role::of_this_process(patience) {
+        cut(role.words[0]);
+    }
+}
+
+/// Both links go over relays; whichever connection they share is cut again and again.
+fn cut(seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
     let [mut here, mut there] = [0, 1].map(Side::new);
     let (relay, out) = there.link_from(&here, 1);
     let (other_relay, back) = here.link_from(&there, 0);
@@ -224,6 +238,6 @@ fn nothing_is_lost_or_doubled_either_way_however_often_connections_are_cut() {
     }
     assert!(cuts > 10, "{cuts}");
     let late = soak::resident();
-    println!("{cuts} cuts; {early} bytes resident, then {late}");
+    eprintln!("{cuts} cuts; {early} bytes resident, then {late}");
     assert!(late < early + soak::SLACK, "{early} bytes after a tenth, {late} in the end");
 }
