@@ -535,14 +535,24 @@ impl Device for TcpDevice {
         polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
         let links = self.shared.outgoing.lock().clone();
-        for link in links.iter().flatten() {
-            // Peers that close at the same time wait for room here, and nothing takes their bytes.
-            let drain = || polling.inbound.iter().flatten().for_each(Inbound::drain);
+        // All together: a peer's machine may take its time to acknowledge.
+        let mut links: Vec<_> = links.into_iter().flatten().collect();
+        for link in &links {
             let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
-            let received = entry.map_or(0, |entry| entry.incoming.received);
-            if !link.close(&self.shared, (until, received), drain) {
-                tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
+            link.bye(&self.shared, entry.map_or(0, |entry| entry.incoming.received));
+        }
+        loop {
+            links.retain(|link| !link.has_closed(&self.shared));
+            if links.is_empty() || Instant::now() > until {
+                break;
             }
+            std::thread::sleep(Duration::from_micros(200));
+            // Peers that close at the same time wait for room here, and nothing takes their bytes.
+            polling.inbound.iter().flatten().for_each(Inbound::drain);
+        }
+        for link in links {
+            link.fail(&self.shared, DownCause::Closed);
+            tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
         }
         polling.hot.clear();
         // Bytes that are not read would break a connection before its end is read.

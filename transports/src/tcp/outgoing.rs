@@ -16,7 +16,7 @@ use super::wire::Hello;
 use crate::clock::ticks;
 use crate::contract::{DownCause, Event, OpFailure, PeerId};
 use crate::net::key::DeviceKey;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -239,44 +239,34 @@ impl Outgoing {
         self.end(&mut self.sending.lock(), shared, cause);
     }
 
-    /// Sends all that was posted, and the end of the link, before `until`; calls `meanwhile` while
-    /// it waits. `received`: bytes of the peer that have come. Returns `false` if some bytes did
-    /// not reach the peer's machine.
-    pub(super) fn close(
-        &self,
-        shared: &Shared,
-        (until, received): (Instant, u64),
-        mut meanwhile: impl FnMut(),
-    ) -> bool {
+    /// Says that no message follows. `received`: bytes of the peer that have come.
+    pub(super) fn bye(&self, shared: &Shared, received: u64) {
         let mut sending = self.sending.lock();
         sending.received = received.max(sending.received);
         sending.bye();
-        loop {
-            self.flush(&mut sending, shared);
-            let left = match &sending.line {
-                Line::Over(_) => break,
-                Line::Up(socket) => sending.flow.unsent() > 0 || socket::in_flight(socket) > 0,
-                Line::Dialling(_) | Line::Pause(_) => {
-                    sending.flow.copied() > HEAD || sending.flow.has_bodies()
-                }
-            };
-            if !left || Instant::now() > until {
-                let is_sent = !left;
-                self.end(&mut sending, shared, DownCause::Closed);
-                return is_sent;
+        self.flush(&mut sending, shared);
+    }
+
+    /// Ends the link once the peer's machine has all that was posted; returns `true` if it has
+    /// ended.
+    pub(super) fn has_closed(&self, shared: &Shared) -> bool {
+        self.advance(shared);
+        let mut sending = self.sending.lock();
+        let left = match &sending.line {
+            Line::Over(_) => return true,
+            Line::Up(socket) => sending.flow.unsent() > 0 || socket::in_flight(socket) > 0,
+            Line::Dialling(_) | Line::Pause(_) => {
+                sending.flow.copied() > HEAD || sending.flow.has_bodies()
             }
-            if let Line::Up(socket) = &sending.line
-                && socket::drain(socket).is_err()
-            {
-                sending.line = Line::Pause(Instant::now());
-            }
-            MutexGuard::unlocked(&mut sending, || {
-                std::thread::sleep(Duration::from_micros(200));
-                meanwhile();
-                self.advance(shared);
-            });
+        };
+        if !left {
+            self.end(&mut sending, shared, DownCause::Closed);
+        } else if let Line::Up(socket) = &sending.line
+            && socket::drain(socket).is_err()
+        {
+            sending.line = Line::Pause(Instant::now());
         }
-        true
+        !left
     }
 
     /// Returns `true` if a connection of the peer has to wait for the end of dialling: of two ends

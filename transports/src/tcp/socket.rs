@@ -167,13 +167,18 @@ pub(super) fn keep_alive(socket: &TcpStream, limit: Duration) -> Result<(), Errn
 /// The connection has ended.
 pub(super) fn drain(socket: &TcpStream) -> Result<(), Errno> {
     let mut bytes = [0; 4096];
+    let mut has_read = false;
     for _ in 0..DRAIN {
         match receive(socket, &mut MemMut::host(&mut bytes)) {
-            Ok(1..) => {}
+            Ok(1..) => has_read = true,
             Ok(_) => return Err(Errno::PIPE),
             Err(Errno::AGAIN | Errno::INTR) => break,
             Err(error) => return Err(error),
         }
+    }
+    if has_read {
+        // A peer that closes waits for the acknowledgement, which the kernel may delay.
+        let _ = sockopt::set_tcp_quickack(socket, true);
     }
     Ok(())
 }
