@@ -3,9 +3,9 @@
 //!
 //! A relay stands between two devices. It drops what it holds whenever the test cuts it.
 
-use crate::ordeals::{amount, soak};
+use crate::ordeals::soak;
 use crate::support::ranks::{Ranks, Role};
-use crate::support::{LIMIT, pattern, rng};
+use crate::support::{LIMIT, amount, pattern, rng};
 use carrack::transports::contract::{
     Batch, Device, Domain, Event, Exposed, Header, Identity, Link, Op, OpToken, Payload, PeerId,
     Submit, Transport,

@@ -1,7 +1,7 @@
 //! The program's own threads use the devices at the same time.
 
-use super::amount;
 use crate::support::Watchdog;
+use crate::support::amount;
 use crate::support::gpu_ranks::{
     Gpus, Kind, PATIENCE, get, holds, put, receive, registered, send, told,
 };

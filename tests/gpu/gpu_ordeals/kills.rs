@@ -1,6 +1,6 @@
 //! A rank is killed while engines copy from and to its memory, its own and the others'.
 
-use super::amount;
+use crate::support::amount;
 use crate::support::gpu_ranks::{
     Gpus, Kind, PATIENCE, are_real, filled, over, receive, registered, send, told,
 };

@@ -1,7 +1,7 @@
 //! Resources that are given back are free again.
 
-use super::amount;
 use crate::support::Watchdog;
+use crate::support::amount;
 use crate::support::gpu_ranks::{
     Gpus, Kind, PATIENCE, are_real, filled, get, holds, put, receive, send,
 };

@@ -2,7 +2,7 @@
 
 use super::faults::{BUSY, IDLE, NEVER_MADE, cards_down, millis, pull};
 use super::{Faulty, NONE};
-use crate::ordeals::amount;
+use crate::support::amount;
 use crate::support::nodes::Weather;
 use crate::support::rng;
 use carrack::Rank;

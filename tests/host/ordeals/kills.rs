@@ -2,7 +2,7 @@
 //! with it end, and failed ones name it. Operations among the others go on, and no process or file
 //! is left.
 
-use super::amount;
+use crate::support::amount;
 use crate::support::ranks::{Ranks, Role, die, listing};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;

@@ -43,9 +43,3 @@ fn a_rank_in_its_role() {
         other => panic!("no role {other}"),
     }
 }
-
-/// Returns the amount that the variable sets, else a default, which is lower in a debug build.
-pub(crate) fn amount(variable: &str, debug: u64, release: u64) -> u64 {
-    let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
-    given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
-}

@@ -2,7 +2,7 @@
 //! operations. Every one is accounted for, and a rank takes no more memory in the end than when a
 //! tenth was done.
 
-use super::amount;
+use crate::support::amount;
 use crate::support::ranks::{Ranks, Role};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;

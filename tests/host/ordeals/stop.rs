@@ -1,7 +1,7 @@
 //! A rank that is stopped during traffic, and goes on after a while. No message is lost, no rank
 //! takes it for dead, and no buffer is given back before its bytes are in place.
 
-use super::amount;
+use crate::support::amount;
 use crate::support::ranks::{Ranks, Role};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;

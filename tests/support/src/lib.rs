@@ -260,6 +260,12 @@ pub fn start(bootstrap: InProcess, settings: SettingsBuilder) -> Runtime {
     Runtime::builder().settings(built(settings)).bootstrap(Box::new(bootstrap)).start().unwrap()
 }
 
+/// Returns the amount that the variable sets, else a default, which is lower in a debug build.
+pub fn amount(variable: &str, debug: u64, release: u64) -> u64 {
+    let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
+    given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
+}
+
 /// A generator whose seed is told, and can be given: `TEST_SEED=123 cargo test …`.
 pub fn rng() -> SmallRng {
     let given = std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok());

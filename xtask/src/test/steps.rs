@@ -71,7 +71,14 @@ fn doc(context: &mut Context) -> Outcome {
 fn test(context: &mut Context) -> Outcome {
     // Tests start our binaries, which `cargo test` builds only for packages with such tests.
     context.run(&mut context.workspace.cargo("build --workspace --examples --bins"))?;
-    context.run_tests(&mut context.workspace.cargo("test --workspace --no-fail-fast"))
+    let mut all = context.workspace.cargo("test --workspace --no-fail-fast");
+    context.run_tests(all.env("RUST_TEST_THREADS", threads()))
+}
+
+/// Returns the tests that run at a time: many wait for a time limit, or for another process.
+fn threads() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores.max(4).to_string()
 }
 
 /// Ignored tests that need more than time: RDMA devices, 16 GiB of memory, a reader of figures,
@@ -82,7 +89,8 @@ const NEEDS_MORE: [&str; 8] =
 /// Tests whose `#[ignore]` begins with "full".
 fn test_slow(context: &mut Context) -> Outcome {
     let slow = "test --workspace --no-fail-fast --lib --bins --tests -- --ignored";
-    context.run_tests(context.workspace.cargo(slow).args(NEEDS_MORE))
+    let mut slow = context.workspace.cargo(slow);
+    context.run_tests(slow.args(NEEDS_MORE).env("RUST_TEST_THREADS", threads()))
 }
 
 /// The programs in which threads and processes race. Optimisation changes their timing, and what
