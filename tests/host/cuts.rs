@@ -214,9 +214,10 @@ fn cut(seed: u64) {
     let (other_relay, back) = here.link_from(&there, 0);
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
     let (mut one, mut other) = (Traffic::new(&out, &back), Traffic::new(&back, &out));
-    let (mut cuts, mut next_cut, mut early) = (0, Instant::now(), 0);
+    let (mut cuts, mut next_cut, mut next_arrival, mut early) = (0, Instant::now(), 0, 0);
     while !one.is_over() || !other.is_over() {
-        if Instant::now() > next_cut {
+        let arrived = one.arrived + other.arrived;
+        if Instant::now() > next_cut && arrived >= next_arrival {
             cuts += 1;
             // One, the other, or both.
             let which = rng.random_range(0..3);
@@ -227,6 +228,8 @@ fn cut(seed: u64) {
                 other_relay.cut();
             }
             next_cut = Instant::now() + Duration::from_millis(rng.random_range(1..20));
+            // Some come while connections are made; if all did, nothing would ever arrive.
+            next_arrival = if rng.random() { arrived + rng.random_range(1..1000) } else { 0 };
         }
         one.post(rng.random_range(0..20));
         other.post(rng.random_range(0..20));
