@@ -4,7 +4,7 @@
 use crate::support::gpu_ranks::{filled, heard, over, registered, told};
 use crate::support::gpus;
 use crate::support::ranks::{Ranks, Role, die};
-use crate::support::words::wrong;
+use crate::support::words::{are_all, wrong};
 use crate::support::{Job, OverShm, Watchdog};
 use carrack::buffer::{Region, RegionSlice};
 use carrack::settings::{AutoChoice, SettingsBuilder};
@@ -132,7 +132,7 @@ fn kinds(role: &Role) {
             let around = [(at.saturating_sub(64), at), (at + len, at + len + 64)];
             for (from, to) in around {
                 let bytes = region.slice(from, to - from).unwrap().to_vec().unwrap();
-                assert!(bytes.iter().all(|&byte| byte == 0xee), "around {at}+{len}");
+                assert!(are_all(&[&bytes], 0xee), "around {at}+{len}");
             }
             region.whole().write(&vec![0xee; LEN]).unwrap();
             fill_part(&region, at, len, 1000 + turn as u64);

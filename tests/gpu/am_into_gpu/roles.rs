@@ -2,7 +2,7 @@
 //! GPU.
 
 use super::PATIENCE;
-use crate::support::words::{fill, wrong};
+use crate::support::words::{are_all, fill, wrong};
 use carrack::packet::{GpuAllocator, PacketAllocator, PacketPool, PacketSource};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::copy::copy_and_wait;
@@ -193,10 +193,7 @@ pub(crate) fn lands(runtime: &Runtime) {
         if let Buffer::Packet(packet) = &mut status.buffer {
             packet.set_len(PACKET);
             let rest = status.buffer.to_vec().unwrap().split_off(size);
-            assert!(
-                rest.iter().all(|&byte| byte == POISON),
-                "{size} B: something else is in the chunk"
-            );
+            assert!(are_all(&[&rest], POISON), "{size} B: something else is in the chunk");
         }
     }
     // They are kept until now, and go back from another thread.

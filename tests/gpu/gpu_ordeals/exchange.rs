@@ -3,7 +3,7 @@
 
 use crate::support::gpu_ranks::{Gpus, Kind, Went, filled, get, heard, holds, put, receive, send};
 use crate::support::ranks::Role;
-use crate::support::words::wrong;
+use crate::support::words::{are_all, wrong};
 use carrack::region::Region;
 use carrack::{Rank, RemoteKey, Runtime, Tag};
 
@@ -57,10 +57,7 @@ pub(crate) fn lends(
         let bytes = region.whole().to_vec().unwrap();
         let (before, rest) = bytes.split_at(at);
         let (part, behind) = rest.split_at(len);
-        assert!(
-            before.iter().chain(behind).all(|&byte| byte == POISON),
-            "{name}: around {at}+{len}"
-        );
+        assert!(are_all(&[before, behind], POISON), "{name}: around {at}+{len}");
         assert_eq!(wrong(part, turn, 0), None, "{name}: {at}+{len}");
         region.slice(at, len).unwrap().write(&filled(len, 1000 + turn)).unwrap();
         role.says(&format!("{name} filled {turn}"));

@@ -1,6 +1,7 @@
 //! Ranks of one process: the pointer itself.
 
 use crate::support::gpu_ranks::{Gpus, Kind, can_order, filled, holds};
+use crate::support::words::are_all;
 use crate::support::{Job, OverLoopback, OverShm, Watchdog, unstarted, until};
 use carrack::{Buffer, PostError, Rank, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::FakeConfig;
@@ -64,7 +65,7 @@ fn apart<J: Job>() {
                     let known =
                         ["217 (PEER_ACCESS_UNSUPPORTED)", "its owner moves host memory only"];
                     assert!(known.iter().any(|known| why.contains(known)), "{why}");
-                    assert!(bytes.iter().all(|&byte| byte == 0xee));
+                    assert!(are_all(&[&bytes], 0xee));
                 }
             }
         }
@@ -142,7 +143,7 @@ fn remote<J: Job>(
     went(ranks, local.full(gpus, len, salt), put, &what);
     let bytes = region.whole().to_vec().unwrap();
     assert_eq!(bytes[11..11 + len], filled(len, salt), "{what}");
-    assert!(bytes[..11].iter().chain(&bytes[11 + len..]).all(|&byte| byte == 0xee), "{what}");
+    assert!(are_all(&[&bytes[..11], &bytes[11 + len..]], 0xee), "{what}");
     region.slice(11, len).unwrap().write(&filled(len, salt + 1)).unwrap();
     let status = went(ranks, local.empty(gpus, len), get, &what);
     holds(&status.buffer, len, salt + 1);

@@ -9,6 +9,7 @@ use crate::support::gpu_ranks::{
     Gpus, Kind, can_order, filled, heard, holds, receive, registered, send, told,
 };
 use crate::support::ranks::{Ranks, Role};
+use crate::support::words::are_all;
 use carrack::region::Region;
 use carrack::transports::gpu::Flavour;
 use carrack::transports::mem::MemKind;
@@ -69,10 +70,7 @@ pub(crate) fn rank(role: &Role) {
             let status = receive(&runtime, Rank(0), slice, Tag(salt)).unwrap().ok().unwrap();
             holds(&status.buffer, len, salt);
             let bytes = memory.whole().to_vec().unwrap();
-            assert!(
-                bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee),
-                "{at}+{len}"
-            );
+            assert!(are_all(&[&bytes[..at], &bytes[at + len..]], 0xee), "{at}+{len}");
         }
     }
     role.meet("over", &runtime, 0..2);

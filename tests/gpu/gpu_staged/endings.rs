@@ -2,7 +2,7 @@
 
 use super::{BLOCK, device, over, received, sent, with_driver};
 use crate::support::ranks::{Role, die};
-use crate::support::words::{fill, wrong};
+use crate::support::words::{are_all, fill, wrong};
 use carrack::transports::mem::{CopyError, Region};
 use carrack::{
     Buffer, CompQueue, OpError, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer, Tag,
@@ -277,7 +277,7 @@ pub(crate) fn late(role: &Role) {
     }
     exchange(&runtime, role.rank, 1 - role.rank, 3);
     if role.rank == 1 {
-        assert!(region.whole().to_vec().unwrap().iter().all(|&byte| byte == 0xee));
+        assert!(are_all(&[&region.whole().to_vec().unwrap()], 0xee));
     }
     role.meet("over", &runtime, 0..2);
 }

@@ -2,7 +2,7 @@
 
 use super::{BLOCK, gpus, over, received, sent, settings};
 use crate::support::ranks::Role;
-use crate::support::words::{fill, wrong};
+use crate::support::words::{are_all, fill, wrong};
 use carrack::region::AtomicError;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{CopyError, Region, RegionSlice};
@@ -60,13 +60,13 @@ impl Ground {
         let (before, rest) = bytes.split_at(BORDER);
         let (inside, behind) = rest.split_at(len);
         assert_eq!(wrong(inside, salt, 0), None, "{what}");
-        assert!(before.iter().chain(behind).all(|&byte| byte == POISON), "around {what}");
+        assert!(are_all(&[before, behind], POISON), "around {what}");
     }
 
     #[track_caller]
     fn check_poison(&self, len: usize) {
         let bytes = self.region.slice(0, len + 2 * BORDER).unwrap().to_vec().unwrap();
-        assert!(bytes.iter().all(|&byte| byte == POISON), "something was written");
+        assert!(are_all(&[&bytes], POISON), "something was written");
     }
 }
 

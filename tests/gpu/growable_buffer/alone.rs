@@ -3,7 +3,7 @@
 use super::{STRIPE, buffer, check, fill, stripes};
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{Gpus, enough_for, filled};
-use crate::support::words::wrong;
+use crate::support::words::{are_all, wrong};
 use carrack::alloc::{GrowableBuffer, GrowableError};
 use carrack::ipc::{IpcError, ipc_export};
 use carrack::region::Region;
@@ -150,10 +150,7 @@ fn ranges(owners: &[Arc<dyn Gpu>]) {
         check(&part, len as u64);
         let bytes = all.whole().to_vec().unwrap();
         assert_eq!(wrong(&bytes[at..at + len], len as u64, 0), None);
-        assert!(
-            bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee),
-            "{at}+{len}"
-        );
+        assert!(are_all(&[&bytes[..at], &bytes[at + len..]], 0xee), "{at}+{len}");
         // Other processes open one allocation by a name.
         let named = ipc_export(&all.subregion(at, len).unwrap());
         match (at + len - 1) / STRIPE - at / STRIPE + 1 {

@@ -7,6 +7,7 @@ use crate::support::gpu_ranks::{
     told,
 };
 use crate::support::ranks::{Ranks, Role};
+use crate::support::words::are_all;
 use carrack::alloc::{GrowableBuffer, GrowableError};
 use carrack::region::Mr;
 use carrack::{OpError, PeerState, Piece, Rank, RemoteKey, Runtime, Tag};
@@ -54,8 +55,8 @@ fn check_lent(buffer: &GrowableBuffer, stripe: usize, salt: u64) {
     let piece = buffer.pieces(stripe * STRIPE, STRIPE).unwrap().remove(0);
     check(&piece.subregion(GUARD, LEN).unwrap(), salt);
     let bytes = piece.whole().to_vec().unwrap();
-    let beside = bytes[..GUARD].iter().chain(&bytes[GUARD + LEN..]);
-    assert!(beside.copied().all(|byte| byte == 0xee), "beside what was put into stripe {stripe}");
+    let beside = [&bytes[..GUARD], &bytes[GUARD + LEN..]];
+    assert!(are_all(&beside, 0xee), "beside what was put into stripe {stripe}");
 }
 
 fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
@@ -205,7 +206,7 @@ pub(crate) fn longer(role: &Role) {
             let (before, rest) = bytes.split_at(GUARD);
             let (put, behind) = rest.split_at(len - 2 * GUARD);
             assert!(put == filled(put.len(), len as u64), "{len} bytes");
-            assert!(before.iter().chain(behind).all(|&byte| byte == 0xee));
+            assert!(are_all(&[before, behind], 0xee));
         }
         role.says("all seen");
         heard(role, &runtime, "put by the shorter ones", 1);
@@ -267,7 +268,7 @@ pub(crate) fn messages(role: &Role) {
                 let status = receive(&runtime, Rank(0), part, tag).unwrap().ok().unwrap();
                 holds(&status.buffer, STRIPE - 100, salt);
                 let bytes = piece.whole().to_vec().unwrap();
-                assert!(bytes[..5].iter().chain(&bytes[STRIPE - 95..]).all(|&byte| byte == 0xee));
+                assert!(are_all(&[&bytes[..5], &bytes[STRIPE - 95..]], 0xee));
             }
         }
         shrink(&runtime, &mut buffer, STRIPE);

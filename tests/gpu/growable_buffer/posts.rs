@@ -7,6 +7,7 @@ use crate::support::gpu_ranks::{
     Gpus, Kind, Went, filled, heard, holds, over, receive, registered, send, told,
 };
 use crate::support::ranks::{Ranks, Role};
+use crate::support::words::are_all;
 use carrack::alloc::GrowableBuffer;
 use carrack::region::Region;
 use carrack::{Face, Piece, Rank, RemoteKey, Runtime, Tag};
@@ -172,8 +173,8 @@ fn messages(role: &Role, gpus: &Gpus, runtime: &Runtime, window: &Region) {
                     let status = receive(runtime, to, slice, tag).unwrap().ok().unwrap();
                     holds(&status.buffer, len, turn);
                     let bytes = window.whole().to_vec().unwrap();
-                    let beside = bytes[..50].iter().chain(&bytes[50 + len..]);
-                    assert!(beside.copied().all(|byte| byte == 0xee), "{kind:?} {len}");
+                    let beside = [&bytes[..50], &bytes[50 + len..]];
+                    assert!(are_all(&beside, 0xee), "{kind:?} {len}");
                     send(runtime, to, window.slice(50, len).unwrap(), tag).unwrap().ok().unwrap();
                 }
             }

@@ -6,6 +6,7 @@ use crate::support::gpu_ranks::{
     Gpus, Kind, Went, filled, get, heard, holds, put, receive, registered, send, told,
 };
 use crate::support::ranks::{Ranks, Role};
+use crate::support::words::are_all;
 use carrack::alloc::SharedRegion;
 use carrack::{Buffer, Rank, Tag};
 
@@ -77,10 +78,7 @@ fn between(role: &Role, gpus: &Gpus, runtime: &carrack::Runtime, shared: &Shared
                     assert_eq!(status.size, len);
                     holds(&status.buffer, len, salt);
                     let bytes = shared.whole().to_vec().unwrap();
-                    assert!(
-                        bytes[..50].iter().chain(&bytes[50 + len..]).all(|byte| *byte == 0xee),
-                        "{kind:?} {len}"
-                    );
+                    assert!(are_all(&[&bytes[..50], &bytes[50 + len..]], 0xee), "{kind:?} {len}");
                     send(runtime, Rank(from), shared.slice(50, len).unwrap(), Tag(salt))
                         .unwrap()
                         .ok()

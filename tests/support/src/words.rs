@@ -41,6 +41,11 @@ pub fn filled(len: usize, salt: u64) -> Vec<u8> {
     bytes
 }
 
+/// Returns `true` if all bytes of all parts have this value.
+pub fn are_all(parts: &[&[u8]], value: u8) -> bool {
+    parts.iter().all(|part| part.iter().all(|byte| *byte == value))
+}
+
 #[test]
 fn what_is_filled_is_right_and_a_changed_byte_is_found() {
     for len in [0, 1, 7, 8, 9, 100] {
