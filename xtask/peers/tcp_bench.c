@@ -1,9 +1,10 @@
-/* The raw side of TCP rows of `cargo xtask bench-peers`: plain polled sockets, one test, one line of JSON.
+/* The raw side of TCP rows of `cargo xtask bench-peers`: plain sockets, one test, one line of JSON.
  *
  *     tcp_bench server PORT
- *     tcp_bench latency|bandwidth|rate SIZE ITERATIONS HOST PORT
+ *     tcp_bench latency|asleep|bandwidth|rate SIZE ITERATIONS HOST PORT
  *
  * latency    each message answered by one of its size; half the time there and back: the median and the mean, in microseconds.
+ * asleep     the same, by sockets that block; all others are polled.
  * bandwidth  messages back to back, one call each, then one answer.
  * rate       the same; the other figure of the two is meant.
  */
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct test { uint64_t answers, size, iterations; };
+struct test { uint64_t answers, blocks, size, iterations; };
 
 static void check(int ok, const char *what)
 {
@@ -39,11 +40,11 @@ static void move(int socket, char *bytes, size_t size, int sends)
     }
 }
 
-static void tune(int socket)
+static void tune(int socket, int blocks)
 {
     int one = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    check(fcntl(socket, F_SETFL, O_NONBLOCK) == 0, "fcntl");
+    check(fcntl(socket, F_SETFL, blocks ? 0 : O_NONBLOCK) == 0, "fcntl");
 }
 
 static double now(void)
@@ -66,9 +67,9 @@ static void serve(int port)
     check(bind(listener, (void *)&at, sizeof at) == 0 && listen(listener, 1) == 0, "listen");
     int peer = accept(listener, NULL, NULL);
     check(peer >= 0, "accept");
-    tune(peer);
     struct test test;
     move(peer, (char *)&test, sizeof test, 0);
+    tune(peer, test.blocks != 0);
     char *bytes = malloc(test.size);
     for (uint64_t at = 0; at < test.iterations; at++) {
         move(peer, bytes, test.size, 0);
@@ -84,11 +85,12 @@ int main(int count, char **words)
     if (count == 3 && strcmp(words[1], "server") == 0)
         return serve(atoi(words[2])), 0;
     check(count == 6, "see the head of tcp_bench.c");
-    struct test test = {strcmp(words[1], "latency") == 0, strtoull(words[2], NULL, 10), strtoull(words[3], NULL, 10)};
+    int blocks = strcmp(words[1], "asleep") == 0;
+    struct test test = {blocks || strcmp(words[1], "latency") == 0, blocks, strtoull(words[2], NULL, 10), strtoull(words[3], NULL, 10)};
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(words[5]))};
     int peer = socket(AF_INET, SOCK_STREAM, 0);
     check(inet_pton(AF_INET, words[4], &to.sin_addr) == 1 && connect(peer, (void *)&to, sizeof to) == 0, "connect");
-    tune(peer);
+    tune(peer, blocks);
     char *bytes = calloc(1, test.size), end;
     double *times = malloc(test.iterations * sizeof *times), began = now(), last = began;
     move(peer, (char *)&test, sizeof test, 1);
@@ -102,7 +104,7 @@ int main(int count, char **words)
     }
     move(peer, &end, 1, 0);
     double took = now() - began;
-    printf("{\"test\":\"%s\",\"size\":%llu,", words[1], (unsigned long long)test.size);
+    printf("{\"test\":\"%s\",\"size\":%llu,", test.answers ? "latency" : words[1], (unsigned long long)test.size);
     if (test.answers) {
         qsort(times, test.iterations, sizeof *times, by_size);
         printf("\"latency_us\":{\"p50\":%.4f,\"mean\":%.4f}}\n", times[test.iterations / 2], took / (double)test.iterations / 2);

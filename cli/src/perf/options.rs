@@ -2,6 +2,7 @@
 
 use super::benchmark::{BENCHMARKS, Benchmark};
 use super::osu::OsuTest;
+use super::seat::Pace;
 use super::sides::Sides;
 use crate::args;
 use crate::launch::Bind;
@@ -20,11 +21,11 @@ const MAX_PIECES: usize = 1 << 20;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it
-uses those. Threads poll when each can have a core, and sleep when idle when they cannot; the
-first line says which. Before each point a random payload goes wherever those go that are
-measured, and is compared to the last byte. The messages that are measured are all sent from one
-buffer and received into one, as in ucx_perftest and the OSU benchmarks, so that both are in the
-caches where they fit; only receives of up to 256 B have a buffer each.
+uses those. The first line says whether threads poll, or sleep when idle. Before each point a random
+payload goes wherever those go that are measured, and is compared to the last byte. The messages
+that are measured are all sent from one buffer and received into one, as in ucx_perftest and the OSU
+benchmarks, so that both are in the caches where they fit; only receives of up to 256 B have a
+buffer each.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
 bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones),
@@ -131,6 +132,10 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_enum, default_value_t = Bind::Core)]
     #[arg(value_name = "core|none", hide_possible_values = true)]
     pub(super) bind: Bind,
+
+    /// How threads wait: poll, or sleep when idle [default: poll where each can have a core]
+    #[arg(long, value_enum, value_name = "poll|sleep", hide_possible_values = true)]
+    pub(super) wait: Option<Pace>,
 
     /// Print a line of JSON for each point.
     #[arg(long)]

@@ -300,6 +300,7 @@ fn as_perf(options: &OsuOptions, osu: OsuTest, sides: Sides) -> PerfOptions {
         transport: options.transport,
         seconds: options.seconds,
         bind: Bind::Core,
+        wait: None,
         json: false,
         like_osu: Some(osu),
         plot: None,

@@ -3,6 +3,7 @@
 use super::benchmark::{Reach, Sizes};
 use super::error::PerfError;
 use super::options::{Op, PerfOptions, Wanted};
+use super::seat::Pace;
 use super::sides::Sides;
 use crate::launch::Bind;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -65,6 +66,8 @@ pub(super) struct Plan {
     pub(super) seconds: Duration,
     /// `true` if threads are pinned, where each can have a core.
     pub(super) pin: bool,
+    /// Their way of waiting, if it was asked for.
+    pub(super) wait: Option<Pace>,
 }
 
 impl Plan {
@@ -104,7 +107,8 @@ impl Plan {
             }
         }
         let (sides, seconds, pin) = (options.mem, options.seconds, options.bind == Bind::Core);
-        Self { points, sides, share_device: options.share_device, seconds, pin }
+        let (share_device, wait) = (options.share_device, options.wait);
+        Self { points, sides, share_device, seconds, pin, wait }
     }
 
     /// The most seats that a point takes: none for a barrier, which is of all ranks.
@@ -152,7 +156,7 @@ impl Plan {
     /// A number that two ranks share if they mean the same points.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (&self.points, self.sides, self.share_device, self.pin).hash(&mut hasher);
+        (&self.points, self.sides, self.share_device, self.pin, self.wait).hash(&mut hasher);
         hasher.finish()
     }
 }

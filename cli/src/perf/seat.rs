@@ -21,12 +21,13 @@ const NAP: Duration = Duration::from_millis(100);
 const CHECKS: usize = 4;
 
 /// A thread's way of waiting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pace {
-    /// It polls without pause: each thread has a core of its own.
+    /// It polls without pause.
+    #[value(name = "poll")]
     Spin,
-    /// It sleeps when there is nothing to do: threads share cores, and one that spins keeps others
-    /// from theirs.
+    /// It sleeps when there is nothing to do: where threads share cores, one that spins keeps
+    /// others from theirs.
     Sleep,
 }
 

@@ -80,6 +80,11 @@ impl Session {
         &self.plan
     }
 
+    /// So many threads' way of waiting.
+    fn pace(&self, threads: usize) -> Pace {
+        self.plan.wait.unwrap_or_else(|| place::pace(&self.cpus, threads))
+    }
+
     /// A line on how it is measured.
     pub(super) fn describe(&self) -> String {
         let cpus: Vec<_> = self.cpus.iter().map(|cpus| cpu_list(cpus)).collect();
@@ -91,12 +96,12 @@ impl Session {
         let mut threads: Vec<_> = self.plan.points.iter().map(|point| point.threads).collect();
         threads.sort_unstable();
         threads.dedup();
-        let ways = threads.iter().map(|&threads| match place::pace(&self.cpus, threads) {
+        let ways = threads.iter().map(|&threads| match self.pace(threads) {
             Pace::Spin if self.plan.pin => {
                 format!("{threads} thread(s) a rank poll, pinned to a core each")
             }
             Pace::Spin => format!("{threads} thread(s) a rank poll"),
-            Pace::Sleep => format!("{threads} thread(s) a rank share cores, and sleep when idle"),
+            Pace::Sleep => format!("{threads} thread(s) a rank sleep when idle"),
         });
         let ways = ways.collect::<Vec<_>>().join("; ");
         let (transport, memory) = (self.conditions.transport, self.conditions.memory());
@@ -190,7 +195,7 @@ impl Session {
     }
 
     fn go_to(&mut self, point: Point) -> Result<(), PerfError> {
-        let pace = place::pace(&self.cpus, point.threads);
+        let pace = self.pace(point.threads);
         let me = self.runtime.rank().0 as usize;
         let cores = place::cores(&self.cpus, point.threads).filter(|_| self.plan.pin);
         if point.seats() == 0 {

@@ -89,7 +89,7 @@ impl Core {
             if spins == 1 {
                 quiet_since = Instant::now();
             }
-            if !spins.is_multiple_of(64) {
+            if !spins.is_multiple_of(16) && !self.settings.spin().is_zero() {
                 std::hint::spin_loop();
                 continue;
             }
@@ -98,7 +98,9 @@ impl Core {
                 return Err(WaitError::TimedOut(limit));
             }
             if now - quiet_since < self.settings.spin() {
-                std::thread::yield_now();
+                if spins.is_multiple_of(64) {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             let left =

@@ -69,6 +69,8 @@ pub(super) struct Polling {
     polls: u32,
     looked_at: u64,
     ticked_at: Instant,
+    /// Interval of the timer, which ticks for a thread that sleeps.
+    span: Option<Timespec>,
     /// Events that were read for acknowledgements, before a poll asked for them.
     ahead: Option<Batch>,
     /// Frames wait that were taken off a connection and found no room in a batch.
@@ -148,6 +150,7 @@ impl TcpDevice {
                 polls: 0,
                 looked_at: 0,
                 ticked_at: Instant::now(),
+                span: None,
                 ahead: None,
                 has_backlog: false,
                 turn: 0,
@@ -349,6 +352,7 @@ impl TcpDevice {
     fn tick(&self, polling: &mut Polling) {
         self.excuse(polling);
         polling.ticked_at = Instant::now();
+        polling.inbound.iter_mut().flatten().for_each(|it| it.acknowledge(&self.shared, true));
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
         {
@@ -498,7 +502,6 @@ impl Device for TcpDevice {
             self.shared.sleepers.end();
             return Armed::Ready;
         }
-        polling.inbound.iter_mut().flatten().for_each(|it| it.acknowledge(&self.shared, true));
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
         let needs_time = links.iter().flatten().any(is_moving)
@@ -513,8 +516,11 @@ impl Device for TcpDevice {
             (false, true) => Timespec { tv_sec: 1, tv_nsec: 0 },
             (false, false) => Timespec { tv_sec: 0, tv_nsec: 0 },
         };
-        let spec = Itimerspec { it_interval: span, it_value: span };
-        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+        // It goes on by itself.
+        if polling.span.replace(span) != Some(span) {
+            let spec = Itimerspec { it_interval: span, it_value: span };
+            let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+        }
         Armed::Wait(self.shared.epoll.as_fd())
     }
 

@@ -65,6 +65,8 @@ pub(super) struct Sending {
     pub(super) is_listed: bool,
     /// Set while the descriptor is watched for room.
     waits_for_room: bool,
+    /// Bytes were sent since the peer's kernel was last seen to have all.
+    has_sent: bool,
     /// When the peer's kernel was last known to be there.
     alive_at: Instant,
     /// Set when the user has dropped the link: it ends when all is acknowledged.
@@ -110,6 +112,7 @@ impl Outgoing {
             is_served: false,
             is_listed: false,
             waits_for_room: false,
+            has_sent: false,
             alive_at: Instant::now(),
             is_dropped: false,
             other: 0,
@@ -157,7 +160,7 @@ impl Outgoing {
 
     /// Returns `true` if time alone may change it: it is not up, or bytes are in flight.
     pub(super) fn is_moving(&self) -> bool {
-        self.sending.try_lock().is_none_or(|sending| sending.is_moving())
+        self.sending.try_lock().is_none_or(|mut sending| sending.is_moving())
     }
 
     /// Does what is possible now: dials, greets, sends. Returns a connection that has come up.
@@ -214,7 +217,7 @@ impl Outgoing {
     /// Looks for a connection that stands still. Returns `true` if it has to be looked at again
     /// soon.
     pub(super) fn look_after(&self) -> bool {
-        let sending = self.sending.lock();
+        let mut sending = self.sending.lock();
         let is_moving = sending.is_moving();
         if is_moving
             && let Line::Up(socket) = &sending.line
@@ -334,6 +337,7 @@ impl Outgoing {
         sending.other = hello.from.get();
         (sending.waits_for_room, sending.is_refused) = (false, false);
         sending.alive_at = Instant::now();
+        sending.has_sent = true;
         sending.line = Line::Up(socket);
         if !self.is_up.swap(true, Ordering::Release) && sending.is_served {
             shared.tell(Event::Connected { peer: self.peer });
@@ -386,11 +390,12 @@ impl Outgoing {
 
     /// Sends what the socket has room for.
     pub(super) fn flush(&self, sending: &mut Sending, shared: &Shared) {
-        let Sending { flow, line, waits_for_room, .. } = &mut *sending;
+        let Sending { flow, line, waits_for_room, has_sent, .. } = &mut *sending;
         let Line::Up(socket) = line else { return };
         if flow.unsent() == 0 {
             return;
         }
+        *has_sent = true;
         let mut outcome = Ok(());
         while flow.unsent() > 0 {
             let mut gathered = Gathered::new();
@@ -465,10 +470,13 @@ impl Sending {
         self.is_served || !self.candidates.is_empty()
     }
 
-    fn is_moving(&self) -> bool {
+    fn is_moving(&mut self) -> bool {
         match &self.line {
             Line::Over(_) => false,
-            Line::Up(socket) => socket::in_flight(socket) > 0,
+            Line::Up(socket) => {
+                self.has_sent = self.has_sent && socket::in_flight(socket) > 0;
+                self.has_sent
+            }
             Line::Dialling(_) => true,
             Line::Pause(_) => self.dials(),
         }

@@ -101,6 +101,9 @@ pub(super) fn perf(mut command: Command, row: &Row, seconds: f64) -> Command {
     clean(&mut command);
     command.args(["perf", &name(row.test), "--op", &name(row.op), "--json"]);
     command.args(["--size", &row.size.to_string(), "--seconds", &seconds.to_string()]);
+    if row.asleep {
+        command.args(["--wait", "sleep"]).env("CARRACK_SPIN_US", "0");
+    }
     command
 }
 

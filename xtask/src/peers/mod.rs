@@ -70,7 +70,8 @@ send messages, also in rows of active ones. Puts and gets are compared with one 
 size. With gpu: in front the memory is that of the first two GPUs, or of the only one, and the
 comparison is with raw copies by the driver. With gpu:copier: Carrack's resident copier has the
 small ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces,
-which takes root, and the comparison is with raw sockets. A row that Carrack cannot do yet is
+which takes root, and the comparison is with raw sockets; tcp:asleep:send:latency:8 is of threads
+that sleep while they wait. A row that Carrack cannot do yet is
 reported and skipped; a program that fails or hangs is ended, reported, and not measured any
 further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
@@ -117,7 +118,7 @@ pub(crate) struct Options {
     packed: Option<PathBuf>,
 }
 
-const ROW: &str = "[shared:|tcp:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...";
+const ROW: &str = "[shared:|tcp:[asleep:]|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...";
 
 /// Options that have no meaning with `--guest`.
 const OF_HOST: [&str; 9] =

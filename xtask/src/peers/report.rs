@@ -254,7 +254,7 @@ mod tests {
         assert!(
             json.contains(concat!(
                 r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"#,
-                r#""gpu":false,"tcp":false,"copier":false,"unit":"us""#
+                r#""gpu":false,"tcp":false,"asleep":false,"copier":false,"unit":"us""#
             )),
             "{json}"
         );

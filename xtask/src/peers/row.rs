@@ -23,6 +23,8 @@ pub(super) struct Row {
     pub(super) gpu: bool,
     /// `true` for two nodes, between which there is TCP.
     pub(super) tcp: bool,
+    /// `true` if threads sleep while they wait, instead of polling.
+    pub(super) asleep: bool,
     /// `true` if Carrack's small copies go to its resident copier. Peers are unaffected.
     pub(super) copier: bool,
 }
@@ -80,7 +82,7 @@ pub(super) const GPU_ROWS: &str = "gpu:send:latency:8 gpu:send:bandwidth:16M \
 
 /// The rows of `--tcp`.
 pub(super) const TCP_ROWS: &str = "tcp:am:latency:8 tcp:am:rate:8 tcp:send:latency:8 \
-    tcp:send:rate:8 tcp:send:bandwidth:1M tcp:send:bandwidth:16M";
+    tcp:send:rate:8 tcp:send:bandwidth:1M tcp:send:bandwidth:16M tcp:asleep:send:latency:8";
 
 /// Reads rows of this file, with spaces between them.
 pub(super) fn read(rows: &str) -> Vec<Row> {
@@ -173,7 +175,7 @@ impl fmt::Display for Row {
             size if size > 0 && size % (1 << 10) == 0 => (size >> 10, "KiB"),
             size => (size, "B"),
         };
-        let Self { op, test, ranks, threads, shared, gpu, tcp, copier, .. } = self;
+        let Self { op, test, ranks, threads, shared, gpu, tcp, asleep, copier, .. } = self;
         let of = match (op, threads) {
             (Op::Barrier, _) => format!("{ranks} ranks"),
             (_, 1) => format!("{size} {unit}"),
@@ -188,6 +190,7 @@ impl fmt::Display for Row {
             ""
         };
         let gpu = gpu.to_owned() + if *copier { "copier " } else { "" };
+        let gpu = gpu + if *asleep { "asleep " } else { "" };
         // Through a string, so that the table can ask for a width.
         f.pad(&format!("{gpu}{} {}, {of}{shared}", name(*op), name(*test)))
     }
@@ -202,8 +205,8 @@ impl FromStr for Row {
             None => false,
         };
         let rest = &mut text.trim();
-        let [shared, tcp, gpu, copier] =
-            ["shared:", "tcp:", "gpu:", "copier:"].map(|it| prefix(it, rest));
+        let [shared, tcp, asleep, gpu, copier] =
+            ["shared:", "tcp:", "asleep:", "gpu:", "copier:"].map(|it| prefix(it, rest));
         if copier && !gpu {
             return Err("the copier is for memory of GPUs: write gpu:copier:put:latency:8".into());
         }
@@ -237,7 +240,10 @@ impl FromStr for Row {
                 tcp:send:latency:8"
                 .into());
         }
-        let row = Self { op, test, size: 0, ranks: 2, threads, shared, gpu, tcp, copier };
+        if asleep && (!tcp || test != Test::Latency) {
+            return Err("the latency over TCP is measured asleep: tcp:asleep:send:latency:8".into());
+        }
+        let row = Self { op, test, size: 0, ranks: 2, threads, shared, gpu, tcp, asleep, copier };
         if op == Op::Barrier {
             let ranks =
                 number(size, 2).ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?;
@@ -292,6 +298,8 @@ mod tests {
             "tcp:put:latency:8",
             "tcp:gpu:send:latency:8",
             "tcp:am:rate:8@2",
+            "asleep:send:latency:8",
+            "tcp:asleep:send:rate:8",
         ] {
             assert!(wrong.parse::<Row>().is_err(), "{wrong}");
         }
@@ -316,7 +324,7 @@ mod tests {
 
     #[test]
     fn the_rows_that_are_measured_by_default_are_rows_each_once() {
-        for (rows, count) in [(ROWS, 25), (GPU_ROWS, 13), (TCP_ROWS, 6)] {
+        for (rows, count) in [(ROWS, 25), (GPU_ROWS, 13), (TCP_ROWS, 7)] {
             let rows = read(rows);
             let shown: std::collections::BTreeSet<_> = rows.iter().map(Row::to_string).collect();
             assert_eq!((rows.len(), shown.len()), (count, count));

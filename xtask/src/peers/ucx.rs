@@ -122,6 +122,7 @@ impl Side for Ucx {
             // Its gets and additions are streams: one of them at a time is a latency.
             let alone = row.op.ways() == 1.0 && row.test == Test::Latency;
             command.args(alone.then_some(["-O", "1"]).into_iter().flatten());
+            command.args(row.asleep.then_some(["-E", "sleep"]).into_iter().flatten());
             command.args(["-s", &row.size.to_string(), "-w", &warm_up.to_string()]);
             command.args(["-n", &setting.iterations.to_string()]);
             command.envs(setting.variant.env.iter().copied());

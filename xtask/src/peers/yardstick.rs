@@ -21,7 +21,8 @@ impl Yardstick {
         let port = ucx::free_port()?.to_string();
         let [mut client, mut server] = [0, 1].map(|side| self.0.pin(row, side, &program));
         server.args(["server", &port]);
-        client.args([&name(row.test), &row.size.to_string(), &setting.iterations.to_string()]);
+        let test = if row.asleep { "asleep" } else { &name(row.test) };
+        client.args([test, &row.size.to_string(), &setting.iterations.to_string()]);
         client.args([ADDRESSES[1], &port]);
         let port = port.parse().unwrap_or_default();
         let said = ucx::between(server, client, port, self.0.seconds)?;
@@ -35,7 +36,7 @@ impl Side for Yardstick {
     }
 
     fn version(&self) -> String {
-        "raw: memcpy by one thread, cuMemcpyDtoDAsync, or polled sockets".into()
+        "raw: memcpy by one thread, cuMemcpyDtoDAsync, or sockets".into()
     }
 
     fn role(&self) -> Role {
