@@ -6,13 +6,15 @@
 //! a change made while a thread goes to sleep is seen, or rung for.
 
 use super::barrier::{Barrier, heavy, light};
-use super::primitives::{AtomicU32, Ordering};
+use super::primitives::{AtomicBool, AtomicU32, Ordering};
 
 /// Threads that sleep, and the bell that wakes all of them.
 #[derive(Debug)]
 pub struct Sleepers {
     count: AtomicU32,
     bell: Bell,
+    /// The bell may ring. Set after it is rung, so that who gets up leaves a late ring alone.
+    has_rung: AtomicBool,
     barrier: Barrier,
 }
 
@@ -23,11 +25,27 @@ impl Sleepers {
     /// No descriptor is left.
     #[cfg(not(loom))]
     pub fn new() -> Result<Self, rustix::io::Errno> {
-        Ok(Self::with_bell(Bell::new()?))
+        Ok(Self::with_bell(Bell::new()?, Barrier::of_this_process()))
     }
 
-    fn with_bell(bell: Bell) -> Self {
-        Self { count: AtomicU32::new(0), bell, barrier: Barrier::of_this_process() }
+    /// Makes a bell whose two sides have a fence each, for a state that changes seldom: a thread
+    /// goes to sleep without a system call.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    #[cfg(not(loom))]
+    pub fn fenced() -> Result<Self, rustix::io::Errno> {
+        Ok(Self::with_bell(Bell::new()?, Barrier { heavy: false, reachable: false }))
+    }
+
+    fn with_bell(bell: Bell, barrier: Barrier) -> Self {
+        Self { count: AtomicU32::new(0), bell, has_rung: AtomicBool::new(false), barrier }
+    }
+
+    #[cold]
+    fn ring(&self) {
+        self.bell.ring();
+        self.has_rung.store(true, Ordering::Release);
     }
 
     /// Wakes sleepers after a change, since those that wait for it may have gone to sleep.
@@ -35,7 +53,7 @@ impl Sleepers {
     pub fn wake(&self) {
         light(!(self.barrier.heavy && self.barrier.reachable));
         if self.count.load(Ordering::Relaxed) != 0 {
-            self.bell.ring();
+            self.ring();
         }
     }
 
@@ -55,11 +73,13 @@ impl Sleepers {
     /// Ends the sleep of one.
     pub fn end(&self) {
         // The bell rings for all sleepers, so the last one silences it.
-        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1
+            && self.has_rung.swap(false, Ordering::AcqRel)
+        {
             self.bell.silence();
             // The bell may have rung just now for a sleeper that came meanwhile.
             if self.count.load(Ordering::Acquire) != 0 {
-                self.bell.ring();
+                self.ring();
             }
         }
     }
@@ -95,7 +115,6 @@ impl Bell {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    #[cold]
     fn ring(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
@@ -135,7 +154,7 @@ mod models {
 
     impl Room {
         fn new() -> Arc<Self> {
-            let sleepers = Sleepers::with_bell(Bell(AtomicU32::new(0)));
+            let sleepers = Sleepers::with_bell(Bell(AtomicU32::new(0)), Barrier::of_this_process());
             Arc::new(Self { sleepers, changed: AtomicBool::new(false) })
         }
 

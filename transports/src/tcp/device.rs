@@ -121,7 +121,7 @@ impl TcpDevice {
                 packets,
                 windows: Arc::default(),
                 epoll: epoll::create(CreateFlags::CLOEXEC)?,
-                sleepers: Sleepers::new()?,
+                sleepers: Sleepers::fenced()?,
                 outgoing: Mutex::default(),
                 news: AtomicBool::new(false),
                 left: Mutex::default(),
