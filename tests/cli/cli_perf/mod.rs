@@ -267,6 +267,19 @@ fn threads_may_share_their_ranks_device() {
 }
 
 #[test]
+fn threads_wait_as_they_are_asked_to() {
+    for (wait, said) in [("sleep", "sleep when idle"), ("poll", "a rank poll")] {
+        for transport in ["shm", "tcp"] {
+            let words = ["perf", "latency", "--size", "8", "--seconds", "0.02", "--wait", wait];
+            let output = run(&[&words[..], &["--transport", transport]].concat());
+            assert!(output.status.success(), "{}", stderr(&output));
+            let told = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(told.contains(said), "{told}");
+        }
+    }
+}
+
+#[test]
 fn a_plot_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let output = run(&["perf", "--seconds", "600", "--plot", "/no/such/folder/plot.svg"]);
     assert_eq!(output.status.code(), Some(1));
