@@ -97,7 +97,7 @@ impl Session {
         threads.sort_unstable();
         threads.dedup();
         let ways = threads.iter().map(|&threads| match self.pace(threads) {
-            Pace::Spin if self.plan.pin => {
+            Pace::Spin if self.plan.pin && place::cores(&self.cpus, threads).is_some() => {
                 format!("{threads} thread(s) a rank poll, pinned to a core each")
             }
             Pace::Spin => format!("{threads} thread(s) a rank poll"),

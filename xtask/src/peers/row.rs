@@ -182,17 +182,10 @@ impl fmt::Display for Row {
             (_, threads) => format!("{size} {unit}, {threads} threads"),
         };
         let shared = if *shared { ", 1 device" } else { "" };
-        let gpu = if *gpu {
-            "GPU "
-        } else if *tcp {
-            "TCP "
-        } else {
-            ""
-        };
-        let gpu = gpu.to_owned() + if *copier { "copier " } else { "" };
-        let gpu = gpu + if *asleep { "asleep " } else { "" };
+        let how = [(gpu, "GPU "), (tcp, "TCP "), (copier, "copier "), (asleep, "asleep ")];
+        let how: String = how.iter().filter(|(is_so, _)| **is_so).map(|(_, word)| *word).collect();
         // Through a string, so that the table can ask for a width.
-        f.pad(&format!("{gpu}{} {}, {of}{shared}", name(*op), name(*test)))
+        f.pad(&format!("{how}{} {}, {of}{shared}", name(*op), name(*test)))
     }
 }
 
