@@ -1,5 +1,6 @@
 //! Devices of one process that send to each other, directly and over a relay.
 
+mod closing;
 mod relays;
 mod rest;
 
@@ -377,20 +378,6 @@ fn a_peer_at_whose_port_another_device_listens_is_gone() {
 }
 
 #[test]
-fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
-    let _link = here.device.connect(&there.device.address(), PeerId(1)).unwrap();
-    // It is taken in, and says no more.
-    here.poll_for(Duration::from_millis(50));
-    there.poll_for(Duration::from_millis(5));
-    there.device.close();
-    let start = Instant::now();
-    while !here.poll().iter().any(is_down) {
-        assert!(start.elapsed() < TIMEOUT / 2, "nobody says that the peer is gone");
-    }
-}
-
-#[test]
 fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
     let (listener, _filling) = silent();
     let mut here = Side::with(0, usize::MAX, 1 << 20);
@@ -426,26 +413,6 @@ fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
     assert!(!events.iter().any(is_down), "{events:?}");
     let events = here.poll_for(timeout);
     assert!(events.iter().any(is_down), "{events:?}");
-}
-
-#[test]
-fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
-    let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
-    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
-    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
-    // More than the sockets hold.
-    for number in 0..6000 {
-        for link in [&out, &back] {
-            // The flusher may hold the link at this moment.
-            while !send(link, number, PACKET) {}
-        }
-    }
-    let begin = Instant::now();
-    std::thread::scope(|scope| {
-        scope.spawn(|| here.device.close());
-        there.device.close();
-    });
-    assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -1,0 +1,63 @@
+//! Devices that close while their peers read, close too, or do nothing.
+
+use super::*;
+
+#[test]
+fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
+    let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    // More than the sockets hold.
+    for number in 0..6000 {
+        for link in [&out, &back] {
+            // The flusher may hold the link at this moment.
+            while !send(link, number, PACKET) {}
+        }
+    }
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.device.close());
+        there.device.close();
+    });
+    assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_peer_that_reads_nothing_keeps_no_other_from_the_end_of_a_device_that_closes() {
+    // Longer than anything here takes.
+    let closes = Side::within(Duration::from_secs(40), 0, usize::MAX, 64 << 20);
+    let (mut closes, mut stuck, mut other) = (closes, Side::new(1), Side::new(2));
+    let [to_stuck, to_other] =
+        [(&stuck, 1), (&other, 2)].map(|(to, peer)| closes.connect(to, peer));
+    bring_up(&[&to_stuck, &to_other], &mut [&mut closes, &mut stuck, &mut other]);
+    // More than the kernels of both sides hold.
+    for number in 0..8000 {
+        // The flusher may hold the link at this moment.
+        while !send(&to_stuck, number, PACKET) {}
+    }
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| closes.device.close());
+        let start = Instant::now();
+        while !other.poll().iter().any(is_closed) {
+            assert!(start.elapsed() < Duration::from_secs(20), "its end is not told");
+        }
+        assert!(!closing.is_finished(), "nothing was left for the peer that reads nothing");
+        while !closing.is_finished() {
+            stuck.poll();
+        }
+    });
+}
+
+#[test]
+fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let _link = here.device.connect(&there.device.address(), PeerId(1)).unwrap();
+    // It is taken in, and says no more.
+    here.poll_for(Duration::from_millis(50));
+    there.poll_for(Duration::from_millis(5));
+    there.device.close();
+    let start = Instant::now();
+    while !here.poll().iter().any(is_down) {
+        assert!(start.elapsed() < TIMEOUT / 2, "nobody says that the peer is gone");
+    }
+}
