@@ -49,6 +49,13 @@ const WARM: u64 = 1000 * TICKS_PER_MICROSECOND;
 /// Time between two looks at the epoll set.
 const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
 
+/// Times its own length that a look which finds nothing is apart from the next: where system calls
+/// are slow, looks still take a fiftieth of the time.
+const APART: u64 = 50;
+
+/// Time between two looks, at most.
+const LONGEST: u64 = 500 * TICKS_PER_MICROSECOND;
+
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -68,6 +75,8 @@ pub(super) struct Polling {
     scratch: Box<[u8]>,
     polls: u32,
     looked_at: u64,
+    /// Ticks from the last look to the next.
+    pause: u64,
     ticked_at: Instant,
     /// Interval of the timer, which ticks for a thread that sleeps.
     span: Option<Timespec>,
@@ -149,6 +158,7 @@ impl TcpDevice {
                 scratch: vec![0; SCRATCH].into(),
                 polls: 0,
                 looked_at: 0,
+                pause: LOOK,
                 ticked_at: Instant::now(),
                 span: None,
                 ahead: None,
@@ -308,6 +318,8 @@ impl TcpDevice {
         let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else {
             return;
         };
+        let took = ticks().wrapping_sub(polling.looked_at);
+        polling.pause = if ready.is_empty() { (APART * took).clamp(LOOK, LONGEST) } else { LOOK };
         // One that fills each batch is not the first again.
         polling.turn = polling.turn.wrapping_add(1);
         ready.rotate_left(polling.turn % ready.len().max(1));
@@ -419,7 +431,7 @@ impl Polling {
     fn is_due(&mut self, idle: bool) -> bool {
         self.polls = self.polls.wrapping_add(1);
         let asks = if idle { self.polls.is_multiple_of(8) } else { self.polls.is_multiple_of(64) };
-        asks && ticks().wrapping_sub(self.looked_at) >= LOOK
+        asks && ticks().wrapping_sub(self.looked_at) >= self.pause
     }
 }
 
