@@ -1,6 +1,7 @@
 //! A list that grows on GPUs. Rank 0 has a buffer over all GPUs that it sees. It grows in place as
-//! the other ranks append to it, by puts into the memory that they have mapped. In the end it
-//! shrinks again, and the first elements are where they were.
+//! the other ranks append to it, by puts into the memory that they have mapped. Then all of it is
+//! one region, and each rank puts from its GPU to where two stripes meet, and gets what the next
+//! one has put. In the end it shrinks again, and the first elements are where they were.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -11,7 +12,7 @@
 mod gpus;
 
 use carrack::alloc::GrowableBuffer;
-use carrack::transports::gpu::Gpu;
+use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Rank, RemoteKey, Runtime};
 use gpus::Result;
 use std::process::ExitCode;
@@ -33,7 +34,26 @@ fn main() -> ExitCode {
     gpus::play(append)
 }
 
-fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
+/// Puts to and gets from a list whose stripes lie on GPUs in turn. Its owner can shrink it once all
+/// have dropped the key.
+fn cross(runtime: &Runtime, gpu: &Arc<dyn Gpu>, list: RemoteKey) -> Result<()> {
+    let (me, size) = (runtime.rank(), runtime.size());
+    // Half of a piece lies in the stripe before the edge.
+    let place = |rank: Rank| ((STEPS + 1 + rank.0 as usize) * STRIPE - PIECE / 2) as u64;
+    let memory = gpu.allocate(PIECE, Flavour::Plain)?.whole();
+    memory.write(&piece(me, STEPS))?;
+    runtime.post_put(Rank(0), memory.clone(), &list, place(me)).wait()?;
+    runtime.barrier()?;
+    let next = Rank((me.0 + 1) % size);
+    runtime.post_get(Rank(0), memory.clone(), &list, place(next)).wait()?;
+    if memory.to_vec()? != piece(next, STEPS) {
+        return Err(format!("{me} has not got what {next} has put").into());
+    }
+    println!("{me} has got what {next} has put over two stripes");
+    Ok(runtime.barrier()?)
+}
+
+fn append(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let (me, others) = (runtime.rank(), 1..runtime.size());
     if me != Rank(0) {
         for step in 0..STEPS {
@@ -42,10 +62,12 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
             runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64).wait()?;
             runtime.barrier()?;
         }
+        let whole = RemoteKey::from_bytes(&runtime.world().broadcast(Rank(0), &[])?)?;
+        cross(runtime, gpu, whole)?;
         return Ok(runtime.barrier()?);
     }
 
-    let all = gpus::of(runtime)?;
+    let all = gpus::all();
     let mut list = GrowableBuffer::reserve(&all, 64 * STRIPE).stripe(STRIPE).build()?;
     let (addr, mut registered) = (list.addr(), Vec::new());
     for step in 0..STEPS {
@@ -57,6 +79,11 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
         runtime.world().broadcast(Rank(0), &name)?;
         runtime.barrier()?;
     }
+    list.grow_to((STEPS + 1 + runtime.size() as usize) * STRIPE)?;
+    let whole = runtime.register_memory(&list.region(0, list.len())?)?;
+    runtime.world().broadcast(Rank(0), &whole.remote_key().to_bytes())?;
+    cross(runtime, gpu, whole.remote_key())?;
+    drop(whole);
     for (rank, step) in others.flat_map(|rank| (0..STEPS).map(move |step| (Rank(rank), step))) {
         let at = step * STRIPE + (rank.0 as usize - 1) * PIECE;
         if list.region(at, PIECE)?.whole().to_vec()? != piece(rank, step) {

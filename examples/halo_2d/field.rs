@@ -1,30 +1,17 @@
-//! A rank's block: its layout in memory, and its steps.
-//!
-//! Two streams share a step. The border stream waits for the neighbours' edges of the previous
-//! step, computes the cells at the border, and puts the new edges. Meanwhile the interior stream
-//! computes the other cells. Each begins a step when both have ended the one before.
-//!
-//! The fields of odd and even steps have memory of their own. A neighbour needs an edge of each
-//! step from this rank, so it is one step ahead at most. Its puts for the next step therefore hit
-//! memory that no kernel reads.
+//! A rank's block: its layout in memory, and its edges.
 
 use crate::cuda::CudaKernels;
 use crate::gpus::Result;
 use crate::grid::{Grid, SIDES, Side};
 use crate::heat;
 use crate::simulated::SimulatedKernels;
+use crate::steps::{self, Put, Steps};
+use carrack::Runtime;
 use carrack::buffer::{Region, RegionSlice};
-use carrack::transports::gpu::{Event, Flavour, Gpu, Stream};
-use carrack::{Counter, Mr, Rank, RemoteComp, RemoteKey, Runtime, StreamCounter};
-use std::collections::VecDeque;
+use carrack::transports::gpu::{Flavour, Gpu, Stream};
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
 
-/// Steps that the host queues in advance. A stream has room for some hundred operations, and then
-/// blocks the thread that adds more.
-const AHEAD: usize = 16;
 /// Largest difference between equal values, relative to the field's hottest cell. Only the order
 /// of sums may differ.
 const SAME: f64 = 1e-12;
@@ -96,153 +83,35 @@ pub(crate) trait Kernels {
     fn border(&self, stream: &Arc<dyn Stream>, step: &Step) -> Result<()>;
 }
 
-struct Neighbour {
-    rank: Rank,
-    side: Side,
-    rmr: RemoteKey,
-    /// The neighbour's counter of edges from this rank, and this rank's counter of edges from it.
-    name: RemoteComp,
-    arrived: StreamCounter,
-}
-
-pub(crate) struct Field<'a> {
-    runtime: &'a Runtime,
-    grid: Grid,
+/// The block in the memory of a GPU.
+struct Block {
     layout: Layout,
     memory: Region,
-    _registered: Mr,
-    kernels: Rc<dyn Kernels>,
-    border: Arc<dyn Stream>,
-    interior: Arc<dyn Stream>,
-    neighbours: Vec<Neighbour>,
-    /// Steps so far, and the number of edges that each neighbour has put.
-    step: u64,
-    exchanged: u64,
-    put: Counter,
-    posted: u64,
-    /// `true` after an error during the steps. The streams may then wait for edges that no rank
-    /// puts any more.
-    has_failed: bool,
+    kernels: Box<dyn Kernels>,
 }
 
-impl<'a> Field<'a> {
-    /// Creates the field at its beginning. Collective over all ranks.
-    pub(crate) fn new(
-        runtime: &'a Runtime,
-        gpu: &Arc<dyn Gpu>,
-        grid: Grid,
-        [rows, columns]: [usize; 2],
-    ) -> Result<Self> {
-        let layout = Layout { rows, columns };
-        let memory = gpu.allocate(8 * layout.cells(), Flavour::Plain)?;
-        memory.whole().write(&bytes(&begin(&grid, layout)))?;
-        let registered = runtime.register_memory(&memory)?;
-
-        // Each rank's region, and the names of its four counters.
-        let counters = SIDES.map(|_| StreamCounter::new(runtime, gpu));
-        let mut own = registered.remote_key().to_bytes();
-        let long = own.len();
-        let mut arrived = Vec::new();
-        for counter in counters {
-            let counter = counter?;
-            own.extend(runtime.register_comp(&counter)?.0.to_le_bytes());
-            arrived.push(counter);
-        }
-        let all = runtime.allgather(&own)?;
-        let mut neighbours = Vec::new();
-        for (at, (side, arrived)) in SIDES.into_iter().zip(arrived).enumerate() {
-            let Some(rank) = grid.neighbour(side) else { continue };
-            arrived.watch(rank);
-            let (rmr, names) = all[rank.0 as usize].split_at(long);
-            let width = names.len() / SIDES.len();
-            let opposite = &names[(at ^ 1) * width..][..width];
-            let name = RemoteComp(u32::from_le_bytes(opposite.try_into()?));
-            neighbours.push(Neighbour {
-                rank,
-                side,
-                rmr: RemoteKey::from_bytes(rmr)?,
-                name,
-                arrived,
-            });
-        }
-        gpu.make_current()?;
-        let kernels: Rc<dyn Kernels> = match gpu.info().simulated {
-            true => Rc::new(SimulatedKernels::new(&memory)),
-            false => Rc::new(CudaKernels::new(&memory)?),
-        };
-        runtime.barrier()?;
-        Ok(Self {
-            runtime,
-            grid,
-            layout,
-            memory,
-            _registered: registered,
-            kernels,
-            border: gpu.stream()?,
-            interior: gpu.stream()?,
-            neighbours,
-            step: 0,
-            exchanged: 0,
-            put: Counter::new(),
-            posted: 0,
-            has_failed: false,
-        })
+impl steps::Block for Block {
+    fn interior(&self, stream: &Arc<dyn Stream>, step: u64) -> Result<()> {
+        self.kernels.interior(stream, &self.step(step))
     }
 
-    /// Computes `steps` steps, and returns the seconds of each.
-    pub(crate) fn exchange(&mut self, steps: u64) -> Result<f64> {
-        self.go(steps, true).inspect_err(|_| self.has_failed = true)
+    fn border(&self, stream: &Arc<dyn Stream>, step: u64) -> Result<()> {
+        self.kernels.border(stream, &self.step(step))
     }
 
-    /// Computes steps without the exchange. The work is the same, and the results at the border
-    /// are wrong.
-    pub(crate) fn compute(&mut self, steps: u64) -> Result<f64> {
-        self.go(steps, false).inspect_err(|_| self.has_failed = true)
+    fn put(&self, step: u64, put: &Put<'_>) -> Result<()> {
+        let (side, odd) = (SIDES[put.to.side], (step as usize + 1) % 2);
+        let there = 8 * self.layout.incoming(SIDES[put.to.side ^ 1], odd) as u64;
+        let edge = self.slice(self.layout.outgoing(side, odd), self.layout.edge(side))?;
+        let post = put.runtime.post_put(put.to.rank, edge, &put.to.rmr, there);
+        post.remote_comp(put.to.name).on_stream(put.stream).comp(put.over).submit()?;
+        Ok(())
     }
+}
 
-    fn go(&mut self, steps: u64, exchanges: bool) -> Result<f64> {
-        self.runtime.barrier()?;
-        let began = Instant::now();
-        let mut ends = VecDeque::from([[self.border.record()?, self.interior.record()?]]);
-        for _ in 0..steps {
-            let [border, interior] = ends.back().expect("one is always there").clone();
-            self.interior.wait(&border)?;
-            self.border.wait(&interior)?;
-            let step = self.next_step();
-            self.kernels.interior(&self.interior, &step)?;
-            // The first edges are part of the initial field.
-            if exchanges && self.exchanged > 0 {
-                for neighbour in &self.neighbours {
-                    neighbour.arrived.wait_on(&self.border, self.exchanged)?;
-                }
-            }
-            self.kernels.border(&self.border, &step)?;
-            self.step += 1;
-            // The event precedes the puts: the next interior may begin once the border is
-            // computed.
-            let computed = self.border.record()?;
-            if exchanges {
-                self.give_edges()?;
-            }
-            ends.push_back([computed, self.interior.record()?]);
-            while ends.len() > AHEAD {
-                self.settle(&ends.pop_front().expect("there are more"))?;
-            }
-        }
-        for end in ends {
-            self.settle(&end)?;
-        }
-        let (border, put, posted) = (self.border.record()?, &self.put, self.posted);
-        self.settle(&[border.clone(), border])?;
-        self.runtime.wait(|| put.get() >= posted)?;
-        match self.neighbours.iter().find_map(|neighbour| neighbour.arrived.error()) {
-            Some(error) => Err(error.into()),
-            None => Ok(began.elapsed().as_secs_f64() / steps as f64),
-        }
-    }
-
-    fn next_step(&self) -> Step {
-        let (from, to) = (self.step as usize % 2, (self.step as usize + 1) % 2);
+impl Block {
+    fn step(&self, step: u64) -> Step {
+        let (from, to) = (step as usize % 2, (step as usize + 1) % 2);
         let layout = self.layout;
         let columns = [Side::Left, Side::Right];
         Step {
@@ -254,81 +123,82 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Puts the edges to the neighbours, in the order of the stream that computes them.
-    fn give_edges(&mut self) -> Result<()> {
-        let odd = self.step as usize % 2;
-        self.exchanged += 1;
-        for Neighbour { rank, side, rmr, name, .. } in &self.neighbours {
-            let opposite = SIDES[*side as usize ^ 1];
-            let there = 8 * self.layout.incoming(opposite, odd) as u64;
-            let edge = self.slice(self.layout.outgoing(*side, odd), self.layout.edge(*side))?;
-            let put = self.runtime.post_put(*rank, edge, rmr, there).remote_comp(*name);
-            let mut put = put.on_stream(&self.border).comp(&self.put);
-            put.submit()?;
-            self.posted += 1;
-        }
-        Ok(())
-    }
-
-    /// Makes progress until both events have fired.
-    fn settle(&self, [one, other]: &[Event; 2]) -> Result<()> {
-        while !(one.query()? && other.query()?) {
-            self.runtime.progress()?;
-        }
-        Ok(())
-    }
-
     fn slice(&self, at: usize, cells: usize) -> Result<RegionSlice> {
         self.memory.slice(8 * at, 8 * cells).ok_or_else(|| "an edge outside of the block".into())
     }
 
-    /// Returns the cells of some of the block's rows, one row after another.
-    pub(crate) fn cells(&mut self, rows: Range<usize>) -> Result<Vec<f64>> {
-        self.read(rows).inspect_err(|_| self.has_failed = true)
-    }
-
-    fn read(&self, rows: Range<usize>) -> Result<Vec<f64>> {
+    /// Returns the cells of some rows after `step` steps.
+    fn read(&self, rows: Range<usize>, step: u64) -> Result<Vec<f64>> {
         let columns = self.layout.columns;
-        let at = self.layout.outgoing(Side::Up, self.step as usize % 2) + rows.start * columns;
+        let at = self.layout.outgoing(Side::Up, step as usize % 2) + rows.start * columns;
         let bytes = self.slice(at, rows.len() * columns)?.to_vec()?;
         Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
+    }
+}
+
+pub(crate) struct Field<'a> {
+    grid: Grid,
+    layout: Layout,
+    steps: Steps<'a, Block>,
+}
+
+impl<'a> Field<'a> {
+    /// Creates the field at its beginning. Collective over all ranks, and so is dropping it.
+    pub(crate) fn new(
+        runtime: &'a Runtime,
+        gpu: &Arc<dyn Gpu>,
+        grid: Grid,
+        [rows, columns]: [usize; 2],
+    ) -> Result<Self> {
+        let layout = Layout { rows, columns };
+        let memory = gpu.allocate(8 * layout.cells(), Flavour::Plain)?;
+        memory.whole().write(&bytes(&begin(&grid, layout)))?;
+        let registered = runtime.register_memory(&memory)?;
+        let sides = SIDES.map(|side| grid.neighbour(side));
+        let steps = Steps::new(runtime, gpu, registered, &sides, || {
+            let kernels: Box<dyn Kernels> = match gpu.info().simulated {
+                true => Box::new(SimulatedKernels::new(&memory)),
+                false => Box::new(CudaKernels::new(&memory)?),
+            };
+            Ok(Block { layout, memory, kernels })
+        })?;
+        Ok(Self { grid, layout, steps })
+    }
+
+    /// Computes `steps` steps, and returns the seconds of each.
+    pub(crate) fn exchange(&mut self, steps: u64) -> Result<f64> {
+        self.steps.exchange(steps)
+    }
+
+    /// Computes steps without the exchange. The work is the same, and the results at the border
+    /// are wrong.
+    pub(crate) fn compute(&mut self, steps: u64) -> Result<f64> {
+        self.steps.compute(steps)
+    }
+
+    /// Returns the cells of some of the block's rows, one row after another.
+    pub(crate) fn cells(&mut self, rows: Range<usize>) -> Result<Vec<f64>> {
+        let step = self.steps.count();
+        self.steps.look(|block| block.read(rows, step))
     }
 
     /// Compares some of the block's rows with the result of one CPU, and returns their
     /// [`heat::distance`].
     pub(crate) fn compare(&mut self, rows: Range<usize>) -> Result<f64> {
-        self.distance(rows).inspect_err(|_| self.has_failed = true)
-    }
-
-    fn distance(&self, rows: Range<usize>) -> Result<f64> {
         let (Layout { rows: high, columns: wide }, grid) = (self.layout, self.grid);
         let [first_row, first_column] =
             [grid.place(grid.me)[0] * high, grid.place(grid.me)[1] * wide];
         let part =
             [first_row + rows.start..first_row + rows.end, first_column..first_column + wide];
-        let wanted = heat::alone(part, [grid.rows * high, grid.columns * wide], self.step);
-        let apart = heat::distance(&self.read(rows.clone())?, &wanted);
-        if apart <= SAME {
-            return Ok(apart);
-        }
-        Err(format!("rows {rows:?} differ from what one CPU computes by {apart:e}").into())
-    }
-}
-
-impl Drop for Field<'_> {
-    fn drop(&mut self) {
-        if self.has_failed {
-            // A wait for the streams, or for ranks that wait for this one, might never end. The
-            // end of this rank releases them. The kernels stay loaded, since their unloading would
-            // wait for the streams.
-            std::mem::forget(Rc::clone(&self.kernels));
-            return;
-        }
-        // The memory may go when no neighbour puts into it and no kernel uses it. The caller has
-        // seen earlier errors.
-        let _ = self.border.synchronize();
-        let _ = self.interior.synchronize();
-        let _ = self.runtime.barrier();
+        let step = self.steps.count();
+        let wanted = heat::alone(part, [grid.rows * high, grid.columns * wide], step);
+        self.steps.look(|block| {
+            let apart = heat::distance(&block.read(rows.clone(), step)?, &wanted);
+            if apart <= SAME {
+                return Ok(apart);
+            }
+            Err(format!("rows {rows:?} differ from what one CPU computes by {apart:e}").into())
+        })
     }
 }
 

@@ -22,8 +22,12 @@ mod field;
 mod gpus;
 mod grid;
 mod heat;
+#[path = "../support/kernel.rs"]
+mod kernel;
 mod picture;
 mod simulated;
+#[path = "../support/steps.rs"]
+mod steps;
 
 use carrack::Runtime;
 use carrack::transports::gpu::Gpu;
@@ -43,42 +47,16 @@ fn main() -> ExitCode {
     gpus::play_from(1, solve)
 }
 
-/// Arguments of the command line.
-struct Asked {
-    /// Cells of a block each way.
-    size: usize,
-    steps: u64,
-    picture: Option<String>,
-}
-
-fn asked() -> Result<Asked> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let usage = |why: String| format!("{why}; halo_2d [CELLS [STEPS [PICTURE.svg]]]");
-    let number = |at: usize, otherwise: u64| match words.get(at) {
-        Some(word) => word
-            .parse()
-            .map_err(|_| usage(format!("{word} is no number of {}", ["cells", "steps"][at]))),
-        None => Ok(otherwise),
-    };
-    let (size, steps) = (number(0, 128)?, number(1, 50)?);
-    if !(3..=1 << 15).contains(&size) {
-        return Err(usage(format!("a block of {size} cells each way: it has 3 to 32768")).into());
-    }
-    if steps == 0 {
-        return Err(usage("0 steps: there is one at least".into()).into());
-    }
-    if let Some(more) = words.get(3) {
-        return Err(usage(format!("{more} is one argument too many")).into());
-    }
-    Ok(Asked { size: size as usize, steps, picture: words.get(2).cloned() })
-}
-
 fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
-    let Asked { size, steps, picture } = asked()?;
-    let words = [size as u64, steps, u64::from(picture.is_some())].map(u64::to_le_bytes).concat();
-    if runtime.allgather(&words)?.iter().any(|theirs| *theirs != words) {
-        return Err("the ranks were started with different arguments: give all the same".into());
-    }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [size, steps] = steps::asked(&words, 3..=1 << 15, [128, 50])
+        .and_then(|asked| match words.get(3) {
+            Some(more) => Err(format!("{more} is one argument too many")),
+            None => Ok(asked),
+        })
+        .map_err(|why| format!("{why}; halo_2d [CELLS [STEPS [PICTURE.svg]]]"))?;
+    let (size, picture) = (size as usize, words.get(2));
+    steps::agree(runtime, &[size as u64, steps, u64::from(picture.is_some())])?;
 
     let grid = Grid::of(runtime);
     let mut field = Field::new(runtime, gpu, grid, SMALL)?;

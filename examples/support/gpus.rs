@@ -10,7 +10,7 @@ use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Gpu};
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -37,6 +37,14 @@ pub(crate) fn of(runtime: &Runtime) -> Result<Vec<Arc<dyn Gpu>>> {
         }
     }
     Err(format!("no GPU: {}; CARRACK_GPU=fake simulates some", reasons.join("; ")).into())
+}
+
+static ALL: OnceLock<Vec<Arc<dyn Gpu>>> = OnceLock::new();
+
+/// The GPUs of this process, which all ranks in it use: each simulated driver has its own devices.
+/// None before [`play`].
+pub(crate) fn all() -> &'static [Arc<dyn Gpu>] {
+    ALL.get().map_or(&[], |gpus| gpus)
 }
 
 /// Prints the GPUs that an example works on.
@@ -72,12 +80,11 @@ pub(crate) fn play_from(least: u32, body: Body) -> ExitCode {
 fn all_play(least: u32, body: Body) -> Result<bool> {
     let settings = settings()?;
     let runtime = Runtime::builder().settings(settings.clone()).start()?;
-    // All ranks of a process use the GPUs of one runtime: each simulated driver has its own
-    // devices.
     let gpus = of(&runtime)?;
+    let gpus = ALL.get_or_init(|| gpus);
     let gpu = |rank: &Runtime| &gpus[rank.rank().0 as usize % gpus.len()];
     if runtime.rank().0 == 0 {
-        say(&gpus);
+        say(gpus);
     }
     // Printed before the runtime closes: its end can fail another rank first, and then the
     // launcher ends this one.

@@ -260,9 +260,10 @@ fn a_process_for_each_gpu_passes_tokens_around() {
 
 #[test]
 fn ranks_that_put_layers_of_a_bar_to_their_neighbours_compute_what_one_does_alone() {
-    for ranks in [2, 5] {
-        let lines = run("halo_3d", ranks);
+    for ranks in [1, 2, 5] {
+        let lines = run_with("halo_3d", ranks, &["12", "8"]);
         assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
+        assert_eq!(saying(&lines, "12³ cells: "), ranks as usize, "{lines:?}");
         assert_eq!(
             saying(&lines, "layers after 50 steps as if computed alone"),
             ranks as usize,
@@ -291,7 +292,8 @@ fn the_ranks_of_a_node_have_an_array_on_one_gpu_together() {
 
 #[test]
 fn a_list_grows_on_gpus_as_others_append_to_it_and_shrinks_again() {
-    for lines in [run("growable_buffer", 3), run_alone("growable_buffer")] {
+    for (lines, ranks) in [(run("growable_buffer", 3), 3), (run_alone("growable_buffer"), 2)] {
+        assert_eq!(saying(&lines, "has put over two stripes"), ranks, "{lines:?}");
         assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
         assert_eq!(saying(&lines, "8 stripes on"), 1, "{lines:?}");
         let refused =

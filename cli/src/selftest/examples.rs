@@ -22,7 +22,7 @@ const EXAMPLES: &[(&str, u32, Memory)] = &[
     ("halo_2d", 2, Memory::EachGpu),
     ("halo_3d", 2, Memory::EachGpu),
     ("shared_allocator", 2, Memory::EachGpu),
-    ("growable_buffer", 3, Memory::Gpu),
+    ("growable_buffer", 3, Memory::EachGpu),
 ];
 
 /// Kind of memory that an example works on.
