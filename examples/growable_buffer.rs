@@ -68,7 +68,7 @@ fn append(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     }
 
     let all = gpus::all();
-    let mut list = GrowableBuffer::reserve(&all, 64 * STRIPE).stripe(STRIPE).build()?;
+    let mut list = GrowableBuffer::reserve(all, 64 * STRIPE).stripe(STRIPE).build()?;
     let (addr, mut registered) = (list.addr(), Vec::new());
     for step in 0..STEPS {
         list.grow_to((step + 1) * STRIPE)?;
@@ -99,7 +99,7 @@ fn append(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     }
     assert_eq!(list.region(0, PIECE)?.whole().to_vec()?, piece(Rank(1), 0));
     println!("and {} bytes again, where they were", list.len());
-    if let [first, others @ ..] = &all[..]
+    if let [first, others @ ..] = all
         && !others.is_empty()
     {
         // A list in one GPU's memory, which the others read. A driver that lets them write is
