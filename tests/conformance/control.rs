@@ -475,6 +475,9 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
     });
     assert!(told);
     assert!(count.get() < 200, "{}", count.get());
+    // The last ones may be on their way for a millisecond.
+    let waiting = || ranks[1].default_matching_engine().waiting().0 as u64;
+    until(&ranks[1..], || waiting() == count.get());
     settle(&ranks[1..]);
     let hears = || {
         ranks[0].progress().unwrap();
