@@ -50,6 +50,8 @@ impl TcpDevice {
             polling.is_deaf = self.shared.rewatch(listener.as_fd(), LISTENER, none).is_ok();
             polling.is_troubled = true;
         }
+        // Those that say nothing have taken some of it.
+        polling.strangers.hasten();
     }
 
     pub(super) fn hear_stranger(&self, polling: &mut Polling, place: u32) {
@@ -80,10 +82,11 @@ impl TcpDevice {
             return;
         }
         let (socket, behind) = guest.channel.into_stream();
-        if let Err(error) = self.shared.serve(&socket, link.index) {
-            return self.shared.tell_of_shortage(error);
-        }
-        let (socket, window) = (Arc::new(socket), guest.hello.window.get());
+        let socket = match self.shared.serve(socket, link.index) {
+            Ok(socket) => socket,
+            Err(error) => return self.shared.tell_of_shortage(error),
+        };
+        let window = guest.hello.window.get();
         // What the connection before still brings comes again on this one.
         self.attach(polling, &link, Risen { socket: socket.clone(), window, behind });
         link.rise(&self.shared, socket, guest.home, &guest.hello);

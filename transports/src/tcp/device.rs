@@ -103,7 +103,6 @@ pub(super) struct TcpDevice {
     this: Weak<Self>,
     /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
     armed: AtomicBool,
-    owner: Owner,
 }
 
 impl TcpDevice {
@@ -129,7 +128,8 @@ impl TcpDevice {
                 options,
                 packets,
                 windows: Arc::default(),
-                epoll: epoll::create(CreateFlags::CLOEXEC)?,
+                epoll: Arc::new(epoll::create(CreateFlags::CLOEXEC)?),
+                owner: Owner::this_process(),
                 sleepers: Sleepers::fenced()?,
                 outgoing: Mutex::default(),
                 news: AtomicBool::new(false),
@@ -174,7 +174,6 @@ impl TcpDevice {
                 timer,
                 this: this.clone(),
                 armed: AtomicBool::new(false),
-                owner: Owner::this_process(),
             }))
         };
         opened().map_err(|error| unavailable(format!("its sockets could not be made: {error}")))
@@ -364,7 +363,7 @@ impl TcpDevice {
     fn tick(&self, polling: &mut Polling) {
         self.excuse(polling);
         polling.ticked_at = Instant::now();
-        polling.inbound.iter_mut().flatten().for_each(|it| it.acknowledge(&self.shared, true));
+        polling.inbound.iter_mut().flatten().for_each(|it| it.rest(&self.shared));
         if std::mem::take(&mut polling.is_deaf)
             && let Some(listener) = &polling.listener
         {
@@ -471,7 +470,7 @@ impl Device for TcpDevice {
         drop(links);
         self.shared.look_soon();
         let (shared, device) = (self.shared.clone(), self.this.clone());
-        Ok(Arc::new(TcpLink { outgoing, shared, device, owner: self.owner }))
+        Ok(Arc::new(TcpLink { outgoing, shared, device }))
     }
 
     #[inline]
@@ -542,7 +541,7 @@ impl Device for TcpDevice {
     }
 
     fn close(&self) {
-        if !self.owner.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
+        if !self.shared.owner.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         self.shared.flusher.end();

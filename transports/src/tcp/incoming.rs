@@ -4,14 +4,14 @@
 //! goes on behind them.
 
 use super::frame::{Frame, HEAD};
+use super::outflow::KEPT;
 use super::outgoing::Outgoing;
-use super::shared::Shared;
+use super::shared::{Connection, Shared};
 use super::socket::{drain, receive};
 use super::windows::{Window, Windows};
 use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
 use crate::mem::{MemMut, MemRef, PacketSource, SmallBytes, copy::copy_now};
 use rustix::io::Errno;
-use std::net::TcpStream;
 use std::sync::Arc;
 
 /// Bytes that are taken off a connection in one poll, so that others have their turn.
@@ -118,7 +118,7 @@ impl Incoming {
     /// What the sender did against the protocol, or the connection's error.
     pub(super) fn read(
         &mut self,
-        socket: Option<&TcpStream>,
+        socket: Option<&Connection>,
         to: &mut Receiving<'_>,
     ) -> Result<Read, Fault> {
         if !self.pending.is_empty() {
@@ -291,7 +291,7 @@ pub(super) struct Inbound {
     pub(super) incoming: Incoming,
     /// The sending end, which has the same place.
     pub(super) link: Arc<Outgoing>,
-    pub(super) socket: Option<Arc<TcpStream>>,
+    pub(super) socket: Option<Arc<Connection>>,
 }
 
 impl Inbound {
@@ -304,6 +304,12 @@ impl Inbound {
         {
             self.incoming.was_acked();
         }
+    }
+
+    /// Acknowledges all bytes, and gives back the memory of a burst.
+    pub(super) fn rest(&mut self, shared: &Shared) {
+        self.acknowledge(shared, true);
+        self.incoming.pending.shrink_to(KEPT);
     }
 
     /// Drops what has come: this device is closed.

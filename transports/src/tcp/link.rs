@@ -14,7 +14,6 @@ use crate::contract::{
     Busy, Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short,
     Submit, SubmitError,
 };
-use crate::fork::Owner;
 use crate::mem::{Buffer, MemRef};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -31,7 +30,6 @@ pub(super) struct TcpLink {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) shared: Arc<Shared>,
     pub(super) device: Weak<TcpDevice>,
-    pub(super) owner: Owner,
 }
 
 impl TcpLink {
@@ -41,7 +39,7 @@ impl TcpLink {
         if !self.outgoing.is_up.load(Ordering::Acquire) {
             return self.not_up();
         }
-        if !self.owner.is_here() {
+        if !self.shared.owner.is_here() {
             return Err(self.down(DownCause::Closed));
         }
         match self.outgoing.sending.try_lock() {
@@ -216,7 +214,7 @@ impl Link for TcpLink {
 
 impl Drop for TcpLink {
     fn drop(&mut self) {
-        if !self.owner.is_here() {
+        if !self.shared.owner.is_here() {
             return;
         }
         let mut sending = self.outgoing.sending.lock();

@@ -10,6 +10,9 @@ use crate::mem::{Buffer, MemMut, MemRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Bytes of memory that each list of a link at rest keeps.
+pub(super) const KEPT: usize = 4096;
+
 /// Bytes that are sent from where they lie.
 #[derive(Debug)]
 pub(super) struct Body {
@@ -249,6 +252,12 @@ impl Outflow {
         Ok(())
     }
 
+    #[cfg(test)]
+    pub(super) fn bytes_of_memory(&self) -> usize {
+        let pieces = self.pieces.capacity() * size_of::<Piece>();
+        self.copied.capacity() + pieces + self.notes.capacity() * size_of::<u64>()
+    }
+
     fn front(&self) -> Cursor {
         Cursor { at: self.first, ..Cursor::default() }
     }
@@ -264,6 +273,13 @@ impl Outflow {
         self.acknowledge(at, over)?;
         (self.sent, self.next) = (at, self.front());
         Ok(())
+    }
+
+    /// Gives back the memory of a burst.
+    pub(super) fn shrink(&mut self) {
+        self.copied.shrink_to(KEPT);
+        self.pieces.shrink_to(KEPT / size_of::<Piece>());
+        self.notes.shrink_to(KEPT / size_of::<u64>());
     }
 
     /// Takes out all bodies: the peer is gone.

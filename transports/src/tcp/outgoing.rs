@@ -10,7 +10,7 @@ mod dialling;
 
 use super::frame::{Frame, HEAD};
 use super::outflow::{Body, Outflow};
-use super::shared::{LINK, Shared};
+use super::shared::{Connection, LINK, Shared};
 use super::socket::{self, Gathered};
 use super::wire::Hello;
 use crate::clock::ticks;
@@ -89,13 +89,13 @@ pub(super) enum Line {
     Dialling(Box<Dialling>),
     /// There is none before then. At that time it is dialled.
     Pause(Instant),
-    Up(Arc<TcpStream>),
+    Up(Arc<Connection>),
     Over(DownCause),
 }
 
 /// A connection that has come up, for the receiving end.
 pub(super) struct Risen {
-    pub(super) socket: Arc<TcpStream>,
+    pub(super) socket: Arc<Connection>,
     /// Bytes that the peer sends without an acknowledgement.
     pub(super) window: u64,
     /// The first bytes.
@@ -221,9 +221,12 @@ impl Outgoing {
         let is_moving = sending.is_moving();
         if is_moving
             && let Line::Up(socket) = &sending.line
-            && socket::stalled(socket).is_some_and(|silent| silent > STALLED)
+            && socket::stalled(&***socket).is_some_and(|silent| silent > STALLED)
         {
             self.breaks(socket, "its machine acknowledges nothing");
+        }
+        if !is_moving {
+            sending.flow.shrink();
         }
         is_moving
     }
@@ -306,7 +309,7 @@ impl Outgoing {
     pub(super) fn rise(
         &self,
         shared: &Shared,
-        socket: Arc<TcpStream>,
+        socket: Arc<Connection>,
         home: SocketAddr,
         hello: &Hello,
     ) {
@@ -323,7 +326,7 @@ impl Outgoing {
         &self,
         sending: &mut Sending,
         shared: &Shared,
-        socket: Arc<TcpStream>,
+        socket: Arc<Connection>,
         hello: &Hello,
     ) -> bool {
         let over = |body| shared.tell(completion(body, Ok(())));
@@ -347,11 +350,11 @@ impl Outgoing {
     }
 
     /// Takes up that a connection has ended, after it has brought all bytes up to `received`.
-    pub(super) fn lost(&self, shared: &Shared, on: &Arc<TcpStream>, received: u64) {
+    pub(super) fn lost(&self, shared: &Shared, on: &Arc<Connection>, received: u64) {
         let mut sending = self.sending.lock();
         if sending.carries(on) {
             tracing::info!(peer = %self.peer, "a connection has ended, and is made anew");
-            sending.alive_at = heard_at(on, shared.options.timeout);
+            sending.alive_at = heard_at(&***on, shared.options.timeout);
             sending.received = received;
             sending.line = Line::Pause(Instant::now());
         }
@@ -366,7 +369,7 @@ impl Outgoing {
 
     /// Acknowledges the peer's bytes on their connection. Returns `false` if that is not this end's
     /// connection now.
-    pub(super) fn note(&self, shared: &Shared, on: &Arc<TcpStream>, word: Frame) -> bool {
+    pub(super) fn note(&self, shared: &Shared, on: &Arc<Connection>, word: Frame) -> bool {
         let mut sending = self.sending.lock();
         let carries = sending.carries(on);
         if carries {
@@ -489,7 +492,7 @@ impl Sending {
         }
     }
 
-    fn carries(&self, connection: &Arc<TcpStream>) -> bool {
+    fn carries(&self, connection: &Arc<Connection>) -> bool {
         matches!(&self.line, Line::Up(socket) if Arc::ptr_eq(socket, connection))
     }
 }

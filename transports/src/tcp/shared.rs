@@ -6,6 +6,7 @@ use super::outgoing::Outgoing;
 use super::windows::Windows;
 use super::{Options, socket, wire};
 use crate::contract::{Batch, DownCause, Event, Identity, PeerId};
+use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
@@ -17,6 +18,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +30,32 @@ pub(super) const TIMER: u64 = 2;
 pub(super) const LINK: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
+/// The socket of a connection that is up. It leaves the epoll set before it is closed: where a
+/// forked child has it too, the kernel would report its end for ever.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: TcpStream,
+    epoll: Arc<OwnedFd>,
+    owner: Owner,
+}
+
+impl Deref for Connection {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.socket
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The epoll set is the parent's.
+        if self.owner.is_here() {
+            let _ = epoll::delete(&self.epoll, &self.socket);
+        }
+    }
+}
+
 /// State that links and the device share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -37,7 +65,8 @@ pub(super) struct Shared {
     pub(super) options: Options,
     pub(super) packets: Arc<dyn PacketSource>,
     pub(super) windows: Arc<Windows>,
-    pub(super) epoll: OwnedFd,
+    pub(super) epoll: Arc<OwnedFd>,
+    pub(super) owner: Owner,
     pub(super) sleepers: Sleepers,
     pub(super) outgoing: Mutex<Vec<Option<Arc<Outgoing>>>>,
     /// Something is there for the next poll: one of the lists below, or connections to look at.
@@ -69,10 +98,16 @@ impl Shared {
     }
 
     /// Watches a connection that has come up, under the place of its ends.
-    pub(super) fn serve(&self, socket: &TcpStream, index: u32) -> Result<(), Errno> {
-        socket::keep_alive(socket, self.options.timeout / 2)?;
+    pub(super) fn serve(&self, socket: TcpStream, index: u32) -> Result<Arc<Connection>, Errno> {
+        let connection = self.connection(socket);
+        socket::keep_alive(&connection, self.options.timeout / 2)?;
         let changes = EventFlags::IN | EventFlags::RDHUP;
-        self.rewatch(socket.as_fd(), LINK | u64::from(index), changes)
+        self.rewatch(connection.as_fd(), LINK | u64::from(index), changes)?;
+        Ok(connection)
+    }
+
+    pub(super) fn connection(&self, socket: TcpStream) -> Arc<Connection> {
+        Arc::new(Connection { socket, epoll: self.epoll.clone(), owner: self.owner })
     }
 
     /// Begins an end at a free place, whose number is a part of `key`.

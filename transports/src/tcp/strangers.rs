@@ -21,6 +21,9 @@ const MOST: usize = 1024;
 /// Time in which a connection has to prove itself. A rank that computes for longer dials again.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// The same where this process lacks a descriptor.
+const HASTE: Duration = Duration::from_secs(2);
+
 /// The pending connections of a device.
 #[derive(Debug)]
 pub(super) struct Strangers {
@@ -75,6 +78,11 @@ impl Strangers {
             }
         }
         Ok(place)
+    }
+
+    /// Takes out those that have not proved themselves for a while: a descriptor is lacking.
+    pub(super) fn hasten(&mut self) {
+        self.pending.expire(Instant::now() + (PATIENCE - HASTE));
     }
 
     /// Goes on with a connection. Returns it when it has proved itself and named its link.

@@ -524,7 +524,7 @@ fn a_caller_that_did_not_hear_the_answer_is_taken_again_however_often_its_peer_h
     };
     assert!(link.answer(shared, &hello(1), 0).is_some_and(|it| it.attempt.get() > 2));
     let home = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port));
-    let socket = Arc::new(TcpStream::connect(home).unwrap());
+    let socket = shared.connection(TcpStream::connect(home).unwrap());
     link.rise(shared, socket.clone(), home, &hello(1));
     link.lost(shared, &socket, 0);
     assert!(link.answer(shared, &hello(1), 0).is_none(), "it is older than the last");

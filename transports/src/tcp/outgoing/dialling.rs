@@ -13,7 +13,6 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
@@ -161,11 +160,14 @@ impl Outgoing {
             return None;
         };
         let (socket, behind) = dialling.channel.into_stream();
-        if let Err(error) = shared.serve(&socket, self.index) {
-            shared.tell_of_shortage(error);
-            return None;
-        }
-        let (socket, window) = (Arc::new(socket), hello.window.get());
+        let socket = match shared.serve(socket, self.index) {
+            Ok(socket) => socket,
+            Err(error) => {
+                shared.tell_of_shortage(error);
+                return None;
+            }
+        };
+        let window = hello.window.get();
         let is_up = self.rises(sending, shared, socket.clone(), hello);
         is_up.then_some(Risen { socket, window, behind })
     }

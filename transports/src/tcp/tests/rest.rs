@@ -1,11 +1,12 @@
 //! Devices that come to rest, also after random schedules of posts, polls, cuts and pauses.
 
 use super::relays::{Relay, relayed};
-use super::{PACKET, Side, send_as};
+use super::{PACKET, Side, bring_up, send, send_as};
 use crate::contract::{Armed, Device, Event, Link, PeerId};
 use crate::net::key::DeviceKey;
 use crate::net::streams::TcpChannel;
 use crate::tcp::address::Address;
+use crate::tcp::outgoing::Line;
 use crate::tcp::strangers::Guest;
 use crate::tcp::wire::{self, Hello};
 use proptest::prelude::*;
@@ -153,4 +154,61 @@ fn a_thread_sleeps_no_longer_than_a_tick_while_a_connection_waits_for_the_end_of
     assert!(rests(&here, Duration::from_millis(200)), "nothing is to be done");
     here.device.polling.lock().crossed.push(guest);
     assert!(!rests(&here, Duration::from_secs(2)));
+}
+
+#[test]
+fn a_connection_that_has_ended_wakes_no_thread_while_a_forked_child_has_it() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let (relay, address) = relayed(&there);
+    let link = here.device.connect(&address, PeerId(1)).unwrap();
+    bring_up(&[&link], &mut [&mut here, &mut there]);
+    // As a child has it: the kernel's connection is closed when both have closed theirs.
+    let child = match &here.device.shared.link(0).unwrap().sending.lock().line {
+        Line::Up(socket) => socket.try_clone().unwrap(),
+        other => panic!("{other:?}"),
+    };
+    relay.cut();
+    for _ in 0..50 {
+        here.poll_for(Duration::from_millis(3));
+        there.poll_for(Duration::from_millis(3));
+    }
+    assert!(link.is_up() && (0..20).any(|_| rests(&here, SHORT)));
+    drop(child);
+}
+
+#[test]
+fn memory_of_a_burst_is_given_back_when_a_link_rests() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let link = here.connect(&there, 1);
+    bring_up(&[&link], &mut [&mut here, &mut there]);
+    let mut came = 0;
+    (0..2000).for_each(|number| {
+        while !send(&link, number, 1000) {
+            here.poll();
+            came += there.poll().len();
+        }
+    });
+    while came < 2000 {
+        here.poll();
+        came += there.poll().len();
+    }
+    for _ in 0..10 {
+        here.poll_for(Duration::from_millis(60));
+        there.poll_for(Duration::from_millis(60));
+    }
+    let end = here.device.shared.link(0).unwrap();
+    let room = end.sending.lock().flow.bytes_of_memory();
+    assert!(room < 64 << 10, "{room}");
+}
+
+#[test]
+fn strangers_that_say_nothing_go_where_descriptors_are_lacking() {
+    let mut here = Side::new(0);
+    let port = Address::decode(&here.device.address()).unwrap().port;
+    let _silent = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    here.poll_for(Duration::from_millis(2100));
+    let polling = || here.device.polling.lock();
+    assert_eq!(polling().strangers.pending.len(), 1);
+    here.device.listen_later(&mut polling(), Errno::MFILE);
+    assert!(polling().strangers.pending.is_empty());
 }
