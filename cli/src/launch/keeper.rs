@@ -225,7 +225,7 @@ impl<'a> Keeper<'a> {
         let mut bytes = [0; 64];
         match read(&self.lifeline, &mut bytes) {
             Ok(0) => return Err(LaunchError::LauncherGone),
-            Ok(len) => bytes[..len].iter().for_each(|signal| self.told_to_end((*signal).into())),
+            Ok(len) => bytes[..len].iter().for_each(|signal| self.told((*signal).into())),
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(errno) => return Err(errno).doing("reading the launcher's pipe"),
         }
@@ -236,17 +236,20 @@ impl<'a> Keeper<'a> {
         while let Some(signal) = self.signals.next().doing("reading signals")? {
             match signal {
                 libc::SIGCHLD => self.bury()?,
-                signal => self.told_to_end(signal),
+                signal => self.told(signal),
             }
         }
         Ok(())
     }
 
-    /// Ends the job for a signal from outside; the second time without grace.
-    fn told_to_end(&mut self, signal: i32) {
+    /// Passes a signal from outside on, or ends the job for it; the second time without grace.
+    fn told(&mut self, signal: i32) {
         let Some(to_send) = Signal::from_named_raw(signal) else {
             return;
         };
+        if signals::PASSED_ON.iter().any(|passed| *passed as i32 == signal) {
+            return self.ranks.iter().flatten().for_each(|rank| rank.signal(to_send));
+        }
         let name = signals::name(signal);
         if !self.end(signals::exit_status(signal), to_send, &format!("got {name}")) {
             self.kill(&format!("got {name} again"));

@@ -11,7 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// The signals by which a user or a batch system ends a job.
 const TERMINATING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
-/// Takes the terminating signals and SIGCHLD out of a descriptor while it lives.
+/// The signals that a job is told of, and that do not end it by themselves.
+pub(super) const PASSED_ON: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
+
+/// Takes those signals and SIGCHLD out of a descriptor while it lives.
 ///
 /// They are blocked in the thread that made it, and so in children, which must unblock them. Those
 /// that this process was told to ignore (by `nohup`, or by a shell for its background jobs) are
@@ -28,7 +31,8 @@ impl Signals {
     pub(super) fn take(also: &[Signal]) -> io::Result<Self> {
         let ignored = ignored();
         let is_wanted = |signal: &Signal| ignored & 1 << (*signal as u32 - 1) == 0;
-        let wanted = TERMINATING.into_iter().filter(is_wanted).chain([Signal::SIGCHLD]);
+        let wanted =
+            TERMINATING.into_iter().chain(PASSED_ON).filter(is_wanted).chain([Signal::SIGCHLD]);
         let set: SigSet = wanted.collect();
         let mut blocked = set;
         blocked.extend(also.iter().copied());

@@ -34,6 +34,18 @@ fn a_second_interrupt_does_not_wait_for_the_grace() {
 }
 
 #[test]
+fn a_signal_that_asks_for_a_report_goes_to_all_ranks_and_ends_no_job() {
+    for signal in [Signal::USR1, Signal::USR2] {
+        let text = "trap 'echo heard; exit 0' USR1 USR2; echo ready; sleep 1000 & wait; sleep 1000";
+        let running = script(2, &[], text).start(2);
+        running.signal(signal);
+        let run = running.end();
+        assert_eq!(run.code(), 0, "{}", run.stderr);
+        assert_eq!(run.stdout_lines(), BTreeSet::from(["[0] heard", "[1] heard"]));
+    }
+}
+
+#[test]
 fn killing_the_launcher_leaves_nothing_behind() {
     let running = script(3, &[], TWO_SLEEPERS).start(3);
     running.signal(Signal::KILL);
