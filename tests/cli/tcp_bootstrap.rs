@@ -146,6 +146,21 @@ fn a_rank_that_is_killed_is_named_to_all_others() {
 }
 
 #[test]
+fn a_rank_that_cannot_start_is_named_to_all_others() {
+    for victim in [0, 2] {
+        let port = free_port();
+        let started = |rank| {
+            let mut command = role(&format!("unfit {victim}"), rank, 3, port);
+            command.env("CARRACK_TRANSPORT", "tcp");
+            Started::spawn(command)
+        };
+        for rank in [0, 1, 2].map(started) {
+            succeeded(&rank.end());
+        }
+    }
+}
+
+#[test]
 fn a_wrong_secret_is_an_error_of_all_ranks_at_once() {
     let port = free_port();
     let zero = Started::spawn(perf(0, port));
@@ -484,6 +499,19 @@ fn a_rank_in_its_role() {
             println!("met {}", runtime.size());
         }
         Some(("late", what)) => late(what),
+        Some(("unfit", victim)) => {
+            let settings = Settings::from_env().unwrap();
+            let job = FromEnvironment::from_env(&settings).unwrap().unwrap();
+            job.fence().unwrap();
+            let is_victim = job.rank().to_string() == victim;
+            let congestion = if is_victim { "none such" } else { "auto" };
+            let settings = Settings::builder().setting("tcp_congestion", congestion);
+            let builder = Runtime::builder().settings(settings.build().unwrap());
+            match builder.bootstrap(Box::new(job)).start() {
+                Ok(runtime) => assert!(!is_victim && runtime.barrier().is_err()),
+                Err(error) => assert!(is_victim, "{error}"),
+            }
+        }
         Some((_, victim)) => {
             let victim: u32 = victim.parse().unwrap();
             let job = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap().unwrap();

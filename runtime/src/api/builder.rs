@@ -126,6 +126,7 @@ impl RuntimeBuilder {
                 .map_err(|error| StartError::System(format!("no progress thread: {error}")))?;
             runtime.1 = Some(Arc::new(thread));
         }
+        runtime.0.note_started();
         Ok(runtime)
     }
 }

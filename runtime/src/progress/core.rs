@@ -26,6 +26,8 @@ pub(crate) struct Core {
     default_device: OnceLock<Device>,
     /// Set once a call, a thread or a future has made progress.
     is_driven: AtomicBool,
+    /// Set once the start has succeeded.
+    has_started: AtomicBool,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
     /// Futures that have to be polled again.
@@ -68,6 +70,7 @@ impl Core {
         Self {
             default_device: OnceLock::new(),
             is_driven: AtomicBool::new(false),
+            has_started: AtomicBool::new(false),
             engines: Engines::new(),
             comps: Registry::new(),
             retries: Retries::new(chores),
@@ -91,6 +94,11 @@ impl Core {
     #[inline]
     pub(crate) fn is_driven(&self) -> bool {
         self.is_driven.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the start has succeeded.
+    pub(crate) fn note_started(&self) {
+        self.has_started.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn set_default_device(&self, device: Device) {
@@ -182,8 +190,10 @@ impl Drop for Core {
             }
         }
         drop_told();
-        // A rank that unwinds has not ended in order, so the launcher is not told that it has.
+        // A rank that unwinds, or could not start, has not ended in order, so the launcher is not
+        // told that it has.
         if !std::thread::panicking()
+            && self.has_started.load(Ordering::Relaxed)
             && let Err(error) = self.bootstrap.finish()
         {
             tracing::debug!(%error, "the launcher did not hear that this rank has finished");
