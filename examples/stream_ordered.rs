@@ -63,14 +63,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         let next = Transfer::start_on(&*stream, own.whole().into(), block(step).into());
         work.push(next.map_err(|refused| refused.cause)?);
         runtime.progress()?;
-        runtime.wait(|| sent.get() + AHEAD > step)?;
+        runtime.wait(|| sent.get() + sent.failed() + AHEAD > step)?;
     }
     let over = stream.record()?;
-    while sent.get() < STEPS || !over.query()? {
+    while sent.get() + sent.failed() < STEPS || !over.query()? {
         runtime.progress()?;
     }
     if let Some(error) = arrived.error() {
         return Err(error.into());
+    }
+    if sent.failed() > 0 {
+        return Err("a block has not reached the neighbour".into());
     }
     // After `STEPS` steps the block is that of the rank `STEPS` places to the left.
     let from = (me + size * STEPS as usize - STEPS as usize) % size;

@@ -205,9 +205,10 @@ impl<'a, B: Block> Steps<'a, B> {
         }
         let (border, put, posted) = (self.border.record()?, &self.put, self.posted);
         self.settle(&[border.clone(), border])?;
-        self.runtime.wait(|| put.get() >= posted)?;
+        self.runtime.wait(|| put.get() + put.failed() >= posted)?;
         match self.neighbours.iter().find_map(|neighbour| neighbour.arrived.error()) {
             Some(error) => Err(error.into()),
+            None if put.failed() > 0 => Err("an edge has not reached its neighbour".into()),
             None => Ok(began.elapsed().as_secs_f64() / steps as f64),
         }
     }
