@@ -109,7 +109,6 @@ fn the_example_in_an_error_is_a_value_that_is_accepted() {
                 "CARRACK_VERBS_DEVICE",
                 "CARRACK_PMIX",
                 "CARRACK_TCP_INTERFACE",
-                "CARRACK_PORTS",
                 "CARRACK_TCP_CONGESTION",
             ];
             assert!(of_text.contains(&variable), "{variable} takes any text");

@@ -314,15 +314,21 @@ impl<C: Choice> Form<Vec<C>> for List {
     }
 }
 
-/// Any text; its user checks it.
+/// Text. What names something of the machine is checked by its user.
 pub struct Text {
     example: &'static str,
+    is_one: fn(&str) -> bool,
 }
 
 impl Text {
     /// Makes the form of texts such as the example.
     pub const fn such_as(example: &'static str) -> Self {
-        Self { example }
+        Self::of(example, |_| true)
+    }
+
+    /// Makes the form of those texts for which `is_one` returns `true`.
+    pub const fn of(example: &'static str, is_one: fn(&str) -> bool) -> Self {
+        Self { example, is_one }
     }
 }
 
@@ -336,7 +342,7 @@ impl Form<String> for Text {
     }
 
     fn parse(&self, text: &str) -> Result<String, Refusal> {
-        Ok(text.to_owned())
+        if (self.is_one)(text) { Ok(text.to_owned()) } else { Err(Refusal::Malformed) }
     }
 
     fn check(&self, _: &String) -> Result<(), Refusal> {

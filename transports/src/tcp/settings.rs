@@ -1,6 +1,11 @@
 //! Settings of this transport.
 
+use super::socket;
 use crate::settings::form::{Bytes, Count, Text};
+
+fn is_range(text: &str) -> bool {
+    text == "auto" || socket::range(text).is_some()
+}
 
 crate::declare_settings! {
     /// Settings of the TCP transport.
@@ -12,7 +17,7 @@ crate::declare_settings! {
 
         /// Ports of which each device takes one, for firewalls; auto: the kernel's choice.
         ports: String, seen as &str,
-            "CARRACK_PORTS", Text::such_as("40000-40999"), "auto".into();
+            "CARRACK_PORTS", Text::of("40000-40999", is_range), "auto".into();
 
         /// Congestion control of TCP, as the kernel names it; auto: the kernel's default.
         tcp_congestion: String, seen as &str,

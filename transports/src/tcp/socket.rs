@@ -131,7 +131,7 @@ pub(super) fn listen(ports: &str, congestion: &str) -> io::Result<TcpListener> {
     Err(io::Error::new(last.kind(), format!("no port of {ports} is free: {last}")))
 }
 
-fn range(ports: &str) -> Option<std::ops::RangeInclusive<u16>> {
+pub(super) fn range(ports: &str) -> Option<std::ops::RangeInclusive<u16>> {
     if ports.is_empty() {
         return Some(0..=0);
     }
