@@ -59,8 +59,8 @@ With --json each point is an object on a line of its own:
   ranks         how many there are
   threads       threads of each rank
   device        \"own\" if each thread has one, \"shared\" if all of a rank share one
-  transport     the path of messages: \"shm\", \"loopback\" (two ranks on two threads of one
-                process); \"none\" for a copy
+  transport     the path of messages: \"shm\", \"tcp\", \"verbs\", \"loopback\" (two ranks on two
+                threads of one process) or another by its name; \"none\" for a copy
   mem           memory of rank 0: \"host\", \"pinned\" or \"device:N\", and \" (simulated)\" where
                 its GPU is
   peer_mem      the same of rank 1
