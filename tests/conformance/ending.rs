@@ -358,6 +358,28 @@ fn a_runtime_that_ends_in_order_says_so_to_the_bootstrap<J: Job>() {
     sent(&[one.clone(), two], || early.try_submit());
 }
 
+#[test]
+fn a_rank_that_is_lost_keeps_no_other_from_being_reached() {
+    let _watchdog = Watchdog::over("lost");
+    let mut job = unstarted(4).into_iter();
+    let mut next = || job.next().unwrap();
+    let zero = start(next(), OverShm::settings());
+    // A bootstrap that ends without a farewell.
+    drop(next());
+    let mut early = zero.post_send(Rank(2), b"x", Tag(1));
+    assert!(matches!(early.try_submit(), Ok(Outcome::Retry(_))));
+    let two = start(next(), OverShm::settings());
+    sent(&[zero.clone(), two], || early.try_submit());
+    // One that is lost later is noticed, too.
+    let mut never = zero.post_send(Rank(3), b"x", Tag(1));
+    assert!(matches!(never.try_submit(), Ok(Outcome::Retry(_))));
+    drop(next());
+    let error = never.try_submit().unwrap_err();
+    let is_it =
+        matches!(&error, PostError::Bootstrap { rank: Rank(3), why } if why.contains("rank 3"));
+    assert!(is_it, "{error}");
+}
+
 fn packets_and_buffers_outlive_their_runtime<J: Job>() {
     let [zero, one] = J::pair();
     let sink = Sink::keeping();

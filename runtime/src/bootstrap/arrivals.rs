@@ -132,7 +132,7 @@ impl Arrivals {
                 let value = std::mem::take(value);
                 *answer = Answer::Taken(value.clone());
                 self.untaken -= 1;
-                if self.untaken == 0 && self.end.is_none() && self.lost().is_none() {
+                if self.untaken == 0 && self.end.is_none() && self.lost(|_| true).is_none() {
                     self.for_gets.lower();
                 }
                 Some(value)
@@ -163,7 +163,7 @@ impl Arrivals {
 
     /// Fails when a missing key may never come.
     pub(super) fn check_get(&self) -> Result<(), BootstrapError> {
-        match self.lost() {
+        match self.lost(|_| true) {
             // This comes first: a rank's death explains more than the launcher's end after it.
             Some((rank, how)) => Err(BootstrapError::RankGone { rank, how }),
             None => self.check_end(),
@@ -192,9 +192,9 @@ impl Arrivals {
         }
     }
 
-    /// Returns the first rank that left without having announced its end.
-    fn lost(&self) -> Option<(u32, Departure)> {
-        self.gone.iter().copied().find(|(_, how)| !how.is_orderly())
+    /// Returns the first of some ranks that left without having announced its end.
+    pub(super) fn lost(&self, of: impl Fn(u32) -> bool) -> Option<(u32, Departure)> {
+        self.gone.iter().copied().find(|&(rank, how)| of(rank) && !how.is_orderly())
     }
 }
 

@@ -233,6 +233,10 @@ impl Client {
         Ok(None)
     }
 
+    pub(super) fn lost(&self, rank: u32) -> Option<Departure> {
+        self.connection.lock().arrivals.lost(|lost| lost == rank).map(|(_, how)| how)
+    }
+
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {
         let _turn = self.fence_turn.lock();
         let mut connection = self.connection()?;

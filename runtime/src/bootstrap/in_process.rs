@@ -120,6 +120,11 @@ impl Bootstrap for InProcess {
         }
     }
 
+    fn lost(&self, rank: u32) -> Option<Departure> {
+        let lost = |&&(gone, how): &&(u32, Departure)| gone == rank && !how.is_orderly();
+        self.state().gone.iter().find(lost).map(|&(_, how)| how)
+    }
+
     fn fence(&self) -> Result<(), BootstrapError> {
         let _turn = self.fence_turn.lock();
         let mut state = self.state();

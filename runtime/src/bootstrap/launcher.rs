@@ -12,7 +12,7 @@ use carrack_transports::net::packets::{Channel, ConnectError};
 
 use super::adopt::{adopt, wrong};
 use super::client::{Client, Host, Wire};
-use super::error::BootstrapError;
+use super::error::{BootstrapError, Departure};
 use super::job::JobId;
 use super::protocol::{FD_VARIABLE, Frame, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
 use super::{Bootstrap, MAX_RANKS};
@@ -88,6 +88,10 @@ impl Bootstrap for FromLauncher {
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
         self.client.get(key)
+    }
+
+    fn lost(&self, rank: u32) -> Option<Departure> {
+        self.client.lost(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -4,6 +4,7 @@ use super::address;
 use super::backlog::Parked;
 use super::endpoint::Endpoint;
 use super::shares::Shares;
+use crate::bootstrap::BootstrapError;
 use crate::error::PostError;
 use crate::local::Local;
 use crate::names::Rank;
@@ -428,7 +429,15 @@ pub(crate) fn candidates(
 ) -> Result<Option<Candidates>, PostError> {
     let bad = |why: String| PostError::Bootstrap { rank, why };
     let key = address::key(rank.0, device.index);
-    let Some(bytes) = local.bootstrap.get(&key).map_err(|error| bad(error.to_string()))? else {
+    let found = match local.bootstrap.get(&key) {
+        // The loss of another rank keeps this one from nothing.
+        Err(BootstrapError::RankGone { rank: gone, .. }) if gone != rank.0 => {
+            let loss = |how| Err(BootstrapError::RankGone { rank: rank.0, how });
+            local.bootstrap.lost(rank.0).map_or(Ok(None), loss)
+        }
+        found => found,
+    };
+    let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         return Ok(None);
     };
     let theirs = address::decode(&bytes)

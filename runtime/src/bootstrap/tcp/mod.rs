@@ -64,7 +64,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Bootstrap;
 use super::client::{Client, Host, Wire};
-use super::error::BootstrapError;
+use super::error::{BootstrapError, Departure};
 use super::exchange::Exchange;
 use super::job::JobId;
 use super::server::Server;
@@ -191,6 +191,10 @@ impl Bootstrap for FromEnvironment {
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
         self.client.get(key)
+    }
+
+    fn lost(&self, rank: u32) -> Option<Departure> {
+        self.client.lost(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
