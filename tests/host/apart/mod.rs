@@ -19,7 +19,7 @@ mod order;
 mod together;
 
 use crate::support::guests::{NEVER_GIVES_UP, Port, is_in_guests, joining, node};
-use crate::support::ranks::{Ranks, Role, far_rank};
+use crate::support::ranks::{Ranks, Role, far_rank, launched};
 use crate::support::sink::Sink;
 use crate::support::{
     Job, OverShm, OverSimulatedNic, OverTcp, OverVerbs, Watchdog, patience, posted, rdma_device,
@@ -39,6 +39,9 @@ const SIZE: u32 = 2;
 /// A role whose ranks have a tiny backlog.
 const FLOOD: &str = "ranks_that_flood_each_other_with_requests_get_every_reply";
 
+/// A role of all cases with ordinary settings, one after the other.
+const EVERY_CASE: &str = "every_case";
+
 /// Transport between the two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
@@ -54,6 +57,7 @@ enum Between {
 
 macro_rules! apart {
     ($($number:literal: $what:ident,)+) => {
+        const CASES: &[&str] = &[$(stringify!($what)),+];
         apart!(in shm, Shm, $($number: $what,)+);
         apart!(in tcp, Tcp, $($number: $what,)+);
         apart!(in simulated_nic, SimulatedNic, $($number: $what,)+);
@@ -88,7 +92,15 @@ apart! {
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(patience(LIMIT)) else { return };
     let me = Me::start(role);
-    match me.role.name.as_str() {
+    match &*me.role.name.clone() {
+        EVERY_CASE => CASES.iter().filter(|case| **case != FLOOD).try_fold(me, play),
+        case => play(me, &case),
+    };
+}
+
+/// Carries out a case. Returns `None` if that has ended a rank.
+fn play(me: Me, case: &&str) -> Option<Me> {
+    match *case {
         "every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last_byte" => {
             messages::in_all_pairs(&me)
         }
@@ -100,12 +112,19 @@ fn a_rank_in_its_role() {
         "both_meet_and_are_told_the_same" => together::meet(&me),
         "a_message_that_is_too_long_fails_and_writes_nothing" => ends::too_long(&me),
         "what_was_sent_before_a_rank_went_arrives_and_what_it_would_have_sent_fails" => {
-            return ends::goes(me);
+            ends::goes(me);
+            return None;
         }
         FLOOD => order::flood(&me),
         other => panic!("no role {other}"),
     }
     me.meet();
+    Some(me)
+}
+
+/// Returns the words of a rank of a launcher's job of two, with TCP between them.
+pub(crate) fn launched_cases() -> Vec<String> {
+    launched(&format!("apart::{EVERY_CASE}"), SIZE, &[rng().next_u64(), Between::Tcp as u64])
 }
 
 /// Two ranks with something between them do what a role says, and succeed.

@@ -106,6 +106,10 @@ fn traffic(role: &Role) {
     let victim = (victim != NONE && !is_victim).then_some(Rank(victim as u32));
     let mut taking = Taking::part(role, runtime.clone(), plan, victim);
     taking.patience = Duration::from_secs(90);
+    // A rank of a launcher's job is killed by itself.
+    if is_victim && role.is_far() {
+        taking.dies_at = steps;
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while taking.steps() < steps / 2 {

@@ -7,11 +7,13 @@ use crate::rng;
 use rand::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,6 +97,18 @@ impl Nodes {
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         path
+    }
+
+    /// Listens on a port of a node.
+    pub fn listener(&self, node: usize, port: u16) -> TcpListener {
+        let space = File::open(format!("/run/netns/{}", self.names[node])).unwrap();
+        let listen = move || {
+            // This thread only; its sockets stay where they were made.
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(space.as_fd(), kind).unwrap();
+            TcpListener::bind((ADDRESSES[node], port)).unwrap()
+        };
+        std::thread::spawn(listen).join().unwrap()
     }
 
     pub fn have(&self, weather: Weather) {

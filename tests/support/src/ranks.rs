@@ -8,7 +8,7 @@
 use super::children::with_variable;
 use super::folder::Folder;
 use super::{built, until};
-use carrack::bootstrap::{Bootstrap, BootstrapError, JobId, Source};
+use carrack::bootstrap::{Bootstrap, BootstrapError, Departure, JobId, Source};
 use carrack::settings::{Settings, SettingsBuilder};
 use carrack::{Rank, Runtime};
 use rustix::process::{Pid, Signal, kill_process};
@@ -346,7 +346,11 @@ impl Role {
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         match &self.meeting {
             Meeting::Folder(_) => self.bootstrap().get(key).unwrap(),
-            Meeting::Launcher(joined) => joined.get(key).unwrap(),
+            Meeting::Launcher(joined) => match joined.get(key) {
+                // One that is lost may be meant to be.
+                Err(BootstrapError::RankGone { .. }) => None,
+                found => found.unwrap(),
+            },
         }
     }
 
@@ -413,6 +417,10 @@ impl Bootstrap for Joined {
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
         self.0.get(key)
+    }
+
+    fn lost(&self, rank: u32) -> Option<Departure> {
+        self.0.lost(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -113,10 +113,9 @@ fn test_optimised(context: &mut Context) -> Outcome {
 /// Faults between two nodes, which are network namespaces.
 fn nodes(context: &mut Context) -> Outcome {
     need_nodes()?;
-    let short =
-        "-- --ignored --nocapture --test-threads 1 nodes::faults:: nodes::launchers::carrack";
-    context
-        .run_tests(&mut context.workspace.cargo(&format!("test --workspace --test host {short}")))
+    let short = ["nodes::faults::", "nodes::launchers::carrack", "nodes::launchers::torchruns"];
+    let options = "test --workspace --test host -- --ignored --nocapture --test-threads 1";
+    context.run_tests(context.workspace.cargo(options).args(short))
 }
 
 /// Sees to it that this machine can have nodes.
