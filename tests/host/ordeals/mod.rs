@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `kills` | a rank is killed at a random moment | `TEST_KILLS=1000` |
 //! | `stop` | a rank is stopped for a while, and goes on | `TEST_STOP_SECONDS=60` |
+//! | `slow` | one of eight ranks is stopped or killed: the others exchange messages | `TEST_SLOW=40` |
 //! | `soak` | very many messages, and memory that does not grow | `TEST_SOAK=100000000` |
 //! | `poor` | machines that lack something | |
 //! | `fork` | children of a rank | |
@@ -14,6 +15,7 @@ mod fork;
 mod forked_objects;
 mod kills;
 mod poor;
+mod slow;
 pub(crate) mod soak;
 mod stop;
 
@@ -23,7 +25,7 @@ use std::time::Duration;
 /// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
-    let patience = 90 + stop::seconds() + soak::messages() / 5000;
+    let patience = 90 + stop::seconds() + 4 * slow::phases() + soak::messages() / 5000;
     let Some(role) = Role::of_this_process(Duration::from_secs(patience)) else { return };
     match role.name.as_str() {
         "exec" => fork::executes(&role),
@@ -35,6 +37,7 @@ fn a_rank_in_its_role() {
         "no_memory" => poor::no_memory(&role),
         "sandbox" => poor::sandbox(&role),
         "posts" => poor::posts(&role),
+        "slow" => slow::rank(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),
         "tracers" => poor::tracers(&role),

@@ -10,7 +10,7 @@ use super::folder::Folder;
 use super::{built, until};
 use carrack::bootstrap::{Bootstrap, BootstrapError, Departure, JobId, Source};
 use carrack::settings::{Settings, SettingsBuilder};
-use carrack::{Rank, Runtime};
+use carrack::{Rank, Runtime, WaitError};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -379,6 +379,16 @@ impl Role {
                 return bytes;
             }
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the parent has said something. Progress goes on meanwhile, and takes no core.
+    pub fn awaits(&self, what: &str, runtime: &Runtime) {
+        while !self.has_said(what, PARENT) {
+            match runtime.wait_for(Duration::from_millis(1), || false) {
+                Err(WaitError::TimedOut(_)) => {}
+                ended => ended.unwrap(),
+            }
         }
     }
 
