@@ -353,6 +353,23 @@ fn a_bundle_of_which_not_all_has_arrived_says_so() {
 }
 
 #[test]
+fn a_temporary_folder_without_room_is_named_as_the_reason() {
+    let folder = Folder::bundle("full", &[("good", GOOD)]);
+    let full = "mount -t tmpfs -o size=4k tmpfs \"$TMPDIR\" && head -c 4096 /dev/zero \
+        > \"$TMPDIR/all\" || exit 77; exec \"$@\"";
+    let selftest = folder.selftest("good", &[]);
+    let mut within = Command::new("unshare");
+    within.args(["--mount", "sh", "-c", full, "sh"]).arg(selftest.get_program());
+    unset(within.args(selftest.get_args()).env("TMPDIR", folder.temporary()), &[]);
+    let output = within.output().unwrap();
+    if output.status.code() == Some(77) || !said(&output).contains("carrack") {
+        return println!("skipped: no full folder: {}", said(&output));
+    }
+    assert!(said(&output).contains("No space left on device"), "{}", said(&output));
+    assert!(!output.status.success());
+}
+
+#[test]
 fn a_run_of_nothing_is_no_success() {
     let folder = Folder::bundle("nothing", &[("planted_good", GOOD)]);
     let output = folder.selftest("no such part", &[]).output().unwrap();

@@ -209,12 +209,16 @@ impl<'a> Keeper<'a> {
     }
 
     fn hear_outputs(&mut self) {
-        match self.outputs.news.read(&mut [0]) {
+        let mut errno = [0];
+        match self.outputs.news.read(&mut errno) {
             Ok(0) => self.has_written = true,
             Ok(_) => {
+                let errno = Errno::from_raw_os_error(errno[0].into());
                 // As the shell would end a program by SIGPIPE.
-                let status = signals::exit_status(libc::SIGPIPE);
-                self.end(status, Signal::TERM, "stdout cannot be written to any more");
+                let broken = signals::exit_status(libc::SIGPIPE);
+                let status = if errno == Errno::PIPE { broken } else { 1 };
+                let why = format!("stdout cannot be written to any more: {errno}");
+                self.end(status, Signal::TERM, &why);
             }
             Err(_) => {}
         }

@@ -22,7 +22,8 @@ pub(super) struct Outputs {
     /// One for stdout and one for stderr; or one for both when both go to the same place: a line
     /// must not break into a line of the other stream.
     writers: Vec<Writer>,
-    /// Has a byte when stdout has no reader any more, and ends when all is written.
+    /// Has a byte, the error's number, when stdout cannot be written to any more. Ends when all is
+    /// written.
     pub(super) news: PipeReader,
 }
 
@@ -154,9 +155,10 @@ impl Output {
     }
 
     fn write(&mut self, lines: &mut Vec<u8>, is_open: &mut bool, report: Option<&PipeWriter>) {
-        if *is_open && self.sink.write_all(lines).is_err() {
+        if *is_open && let Err(error) = self.sink.write_all(lines) {
             *is_open = false;
-            let _ = report.map(|mut report| report.write(&[0]));
+            let errno = error.raw_os_error().and_then(|errno| u8::try_from(errno).ok());
+            let _ = report.map(|mut report| report.write(&[errno.unwrap_or(0)]));
         }
         lines.clear();
     }

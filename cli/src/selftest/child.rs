@@ -5,7 +5,7 @@ use crate::launch::{adopt_orphans, sweep};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -53,6 +53,8 @@ pub(super) enum Trouble {
     /// The user ended it.
     #[error("interrupted")]
     Interrupted,
+    #[error("{0}; its output cannot be written: {1}")]
+    Unwritten(ExitStatus, io::Error),
     #[error("the system lost its end: {0}")]
     Lost(io::Error),
     #[error("it could not be started: {0}")]
@@ -79,7 +81,12 @@ pub(super) fn capture(
         .and_then(|said| Ok((said, File::create(complained)?)))
         .map_err(Trouble::NotStarted)
         .and_then(|(said, complained)| {
-            run(command.stdout(said).stderr(complained), limit, interrupt, on_tick)
+            let mut log = said.try_clone().map_err(Trouble::NotStarted)?;
+            let ended = run(command.stdout(said).stderr(complained), limit, interrupt, on_tick);
+            ended.map_err(|trouble| match (trouble, log.write_all(b"\n")) {
+                (Trouble::Exited(status), Err(error)) => Trouble::Unwritten(status, error),
+                (trouble, _) => trouble,
+            })
         });
     Ended { said: read(said), complaints: read(complained), end }
 }

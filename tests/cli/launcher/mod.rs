@@ -382,6 +382,17 @@ fn a_job_that_takes_too_long_is_ended() {
 }
 
 #[test]
+fn output_for_which_there_is_no_room_ends_the_job_with_the_reason() {
+    let mut job = script(2, &[], "echo here; sleep 1000");
+    job.command.stdout(fs::File::create("/dev/full").unwrap());
+    let run = job.command.output().unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(said.contains("stdout") && said.contains("No space left on device"), "{said}");
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    nothing_is_left(&job.mark);
+}
+
+#[test]
 fn lines_are_whole_although_all_ranks_write_both_streams_to_one_pipe() {
     // 200 lines of 5,000 characters, longer than what a pipe takes in one piece.
     let line = "awk -v r=$CARRACK_RANK 'BEGIN { l = sprintf(\"%5000s\", \"\"); gsub(/ /, r, l); \

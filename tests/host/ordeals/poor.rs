@@ -90,6 +90,7 @@ const EVERYTHING: u64 = 4;
 const MEMORY: u64 = 5;
 const WRITES: u64 = 6;
 const READS: u64 = 7;
+const FILES: u64 = 8;
 
 #[test]
 fn a_kernel_that_refuses_copies_between_processes_costs_speed_only() {
@@ -184,10 +185,16 @@ fn a_kernel_that_refuses_all_of_these_is_enough() {
 #[test]
 fn a_kernel_that_gives_no_shared_memory_is_named_as_the_reason() {
     let _watchdog = Watchdog::over("memory");
-    Ranks::start("ordeals::no_memory", 2, &[]).succeed();
+    Ranks::start("ordeals::no_memory", 2, &[MEMORY]).succeed();
 }
 
-/// Takes system calls away from this thread.
+#[test]
+fn a_limit_of_files_that_shared_memory_exceeds_is_named_as_the_reason() {
+    let _watchdog = Watchdog::over("file size");
+    Ranks::start("ordeals::no_memory", 2, &[FILES]).succeed();
+}
+
+/// Takes system calls away from this thread, or long files from this process.
 fn refuse(which: usize) {
     let copies = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
     let refused = match which as u64 {
@@ -198,6 +205,10 @@ fn refuse(which: usize) {
         PROCESSES => vec![libc::SYS_pidfd_open],
         EVERYTHING => [&copies[..], &[libc::SYS_membarrier, libc::SYS_pidfd_open]].concat(),
         MEMORY => vec![libc::SYS_memfd_create],
+        FILES => {
+            let limit = Rlimit { current: Some(4096), ..getrlimit(Resource::Fsize) };
+            return setrlimit(Resource::Fsize, limit).unwrap();
+        }
         _ => return,
     };
     kernel::refuses(&refused);
@@ -227,7 +238,7 @@ pub(crate) fn tracers(role: &Role) {
 
 /// Without shared memory there is no way to another process, and within one there is.
 pub(crate) fn no_memory(role: &Role) {
-    refuse(MEMORY as usize);
+    refuse(role.words[0] as usize);
     let start = |settings| {
         Runtime::builder().settings(built(settings)).bootstrap(Box::new(role.bootstrap())).start()
     };

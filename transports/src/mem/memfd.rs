@@ -4,6 +4,7 @@ use crate::net::is_shortage;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -50,6 +51,10 @@ impl Drop for Mapping {
 
 /// Makes a sealed memfd of `len` bytes, all of them allocated.
 pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
+    // Beyond the limit of files (`ulimit -f`) the kernel would end the process (SIGXFSZ).
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| len as u64 > most) {
+        return Err(Errno::FBIG);
+    }
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
     // Allocated now: a shortage of memory is an error here, and no SIGBUS in the middle of a

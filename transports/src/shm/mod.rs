@@ -40,6 +40,7 @@ use crate::gpu::Gpu;
 use crate::mem::{MapError, PacketSource, Region};
 use crate::settings::AutoChoice;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD};
+use rustix::io::Errno;
 use std::sync::Arc;
 
 /// The transport's name.
@@ -76,8 +77,10 @@ impl Transport for Shm {
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
         // An attempt: a kernel or a container that refuses memfds or abstract sockets says so
         // here.
-        segment::Segment::create(self.geometry)
-            .map_err(|error| Unavailable::new(NAME, format!("no shared memory: {error}")))?;
+        segment::Segment::create(self.geometry).map_err(|error| {
+            let limit = if error == Errno::FBIG { "; `ulimit -f` is the limit" } else { "" };
+            Unavailable::new(NAME, format!("no shared memory: {error}{limit}"))
+        })?;
         let place = handshake::Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;
         let note = format!(
             "memfd rings of {} slots, sockets in network namespace {}",
