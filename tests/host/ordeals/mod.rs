@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `kills` | a rank is killed at a random moment | `TEST_KILLS=1000` |
 //! | `stop` | a rank is stopped for a while, and goes on | `TEST_STOP_SECONDS=60` |
-//! | `slow` | one of eight ranks is stopped or killed: the others exchange messages | `TEST_SLOW=40` |
+//! | `slow` | one of eight ranks is stopped or killed; the others go on | `TEST_SLOW=40` |
 //! | `soak` | very many messages, and memory that does not grow | `TEST_SOAK=100000000` |
 //! | `poor` | machines that lack something | |
 //! | `fork` | children of a rank | |

@@ -7,9 +7,10 @@
 
 use crate::support::ranks::{Ranks, Role};
 use crate::support::{Job, OverShm, OverTcp, Watchdog, amount, pattern, rng, sent};
-use carrack::{CompQueue, OpError, PostError, Rank, Runtime, Synchronizer, Tag};
+use carrack::{CompQueue, OpError, PostError, Rank, Runtime, Synchronizer, Tag, WaitError};
 use rand::Rng;
 use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
 const SIZE: u32 = 8;
@@ -104,6 +105,7 @@ pub(crate) fn rank(role: &Role) {
             ({by_stopped:.3}), {dead:.0} us with a dead one ({by_dead:.3})"
         );
     }
+    me.sleeps();
     role.meet("over", &me.runtime, 0..SLOW.0);
 }
 
@@ -135,6 +137,16 @@ impl Me<'_> {
         for status in arrived.wait(&self.runtime).unwrap() {
             assert_eq!(status.bytes().unwrap(), self.bytes(status.rank, number, 40), "{status:?}");
         }
+    }
+
+    /// Checks that a thread which waits takes no core, though a peer is dead.
+    fn sleeps(&self) {
+        let used = || clock_gettime(ClockId::ThreadCPUTime);
+        let before = used();
+        let ended = self.runtime.wait_for(Duration::from_millis(500), || false);
+        assert!(matches!(ended, Err(WaitError::TimedOut(_))), "{ended:?}");
+        let used = used() - before;
+        assert!(used.tv_sec == 0 && used.tv_nsec < 20_000_000, "{used:?} of half a second");
     }
 
     fn tag(phase: u64, at: usize) -> Tag {

@@ -80,6 +80,10 @@ impl Shared {
         self.watch(fd, OUTGOING | u64::from(index))
     }
 
+    pub(super) fn watch_no_more(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
     /// Returns the segments of links that lead here.
     pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
         self.incoming.lock()

@@ -170,6 +170,10 @@ impl Outgoing {
     pub(super) fn listen(&self, shared: &Shared) -> Option<Result<(), DownCause>> {
         let mut sender = self.sender.lock();
         if self.is_down() {
+            // It stays readable, and would wake each thread that goes to sleep.
+            if let Some(process) = sender.process.take() {
+                shared.watch_no_more(process.as_fd());
+            }
             return None;
         }
         let sender = &mut *sender;
@@ -198,9 +202,10 @@ impl Outgoing {
     fn end(&self, sender: &mut Sender, cause: &DownCause) {
         let _ = self.down.set(cause.clone());
         self.state.store(DOWN, Ordering::Release);
-        // Closing the descriptors takes them out of the epoll set.
-        (sender.channel, sender.process, sender.segment_fd, sender.welcome) =
-            (None, None, None, None);
+        // Closing the descriptors takes them out of the epoll set. The process's, which copies of
+        // its memory may share, is taken out when it is reported once more.
+        (sender.channel, sender.segment_fd, sender.welcome) = (None, None, None);
+        let _ = sender.process.take_if(|process| Arc::strong_count(process) == 1);
         sender.greeting = None;
     }
 
