@@ -29,6 +29,9 @@ struct Counts {
 
 /// An object whose messages land in this memory if they are too long for a packet. One piece of
 /// memory serves all messages in flight, as in `ucx_perftest`.
+///
+/// Threads have their own, which share no pair of cache lines.
+#[repr(align(128))]
 struct Landing<T> {
     to: T,
     memory: Option<Memory>,

@@ -12,7 +12,9 @@ pub struct Counter {
     object: Arc<dyn Completion>,
 }
 
+/// On a cache line of its own: counters that were made one after the other may be those of threads.
 #[derive(Default)]
+#[repr(align(64))]
 struct Counts {
     done: AtomicU64,
     failed: AtomicU64,
