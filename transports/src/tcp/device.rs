@@ -318,7 +318,7 @@ impl TcpDevice {
             return;
         };
         let took = ticks().wrapping_sub(polling.looked_at);
-        polling.pause = if ready.is_empty() { (APART * took).clamp(LOOK, LONGEST) } else { LOOK };
+        polling.pause = pause(took, !ready.is_empty());
         // One that fills each batch is not the first again.
         polling.turn = polling.turn.wrapping_add(1);
         ready.rotate_left(polling.turn % ready.len().max(1));
@@ -404,6 +404,11 @@ impl TcpDevice {
             links.iter().flatten().for_each(|link| link.excuse(span));
         }
     }
+}
+
+/// Returns the ticks between a look that took so many and the next.
+fn pause(took: u64, something: bool) -> u64 {
+    if something { LOOK } else { took.saturating_mul(APART).clamp(LOOK, LONGEST) }
 }
 
 impl Polling {
@@ -580,5 +585,18 @@ impl Device for TcpDevice {
 impl Drop for TcpDevice {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_that_find_nothing_take_a_fiftieth_of_the_time_up_to_a_limit() {
+        let spans = [(0, LOOK), (LOOK / 10, 5 * LOOK), (LOOK, LONGEST), (u64::MAX, LONGEST)];
+        for (took, wanted) in spans {
+            assert_eq!((pause(took, false), pause(took, true)), (wanted, LOOK));
+        }
     }
 }
