@@ -61,7 +61,8 @@ fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
         );
         for device in 0..nics {
             let [here, there] = ground.counters_of(device);
-            assert!((2..=2 * nics).contains(&(here.to_be_read.most as usize / CHUNK)), "{here:?}");
+            // One, where a NIC is quicker than who gives it the next.
+            assert!((1..=2 * nics).contains(&(here.to_be_read.most as usize / CHUNK)), "{here:?}");
             // The chunks, and some words.
             assert_eq!(there.to_be_written.most as usize / CHUNK, 2, "{there:?}");
             assert_eq!((here.to_be_read.now, there.to_be_written.now as usize / CHUNK), (0, 0));
