@@ -166,6 +166,12 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Returns `true` if anything is to be reported.
+    #[inline]
+    pub(crate) fn has_reports(&self) -> bool {
+        !(self.ended.is_empty() && self.arrivals.is_empty() && self.violations.is_empty())
+    }
+
     /// Reports the end of an operation. Whichever thread has heard of its deadline ends it here.
     pub(super) fn end(&mut self, ended: Ended) {
         self.carrier.note_end(&ended.1);
@@ -196,13 +202,14 @@ impl<'a> Run<'a> {
     /// Adds a transfer, which then handles `event`. One whose peer is gone ends.
     pub(super) fn begin(&mut self, name: u64, transfer: Box<InFlight>, event: Option<Event>) {
         let (at, deadline) = ((transfer.peer(), name), transfer.deadline());
-        match self.device.transfers.table.insert(name, transfer) {
-            Ok(()) => {
+        match self.device.transfers.table.add(name, transfer, event.is_some()) {
+            Ok(out) => {
                 // After the insertion: a thread that searches for late operations finds the
                 // transfer, or this deadline.
                 self.carrier.deadlines.note(deadline);
-                if let Some(event) = event {
-                    self.on(at, event);
+                if let (Some(event), Some(mut transfer)) = (event, out) {
+                    let flow = transfer.on(self, at, event);
+                    self.give_back(at, transfer, flow);
                 }
             }
             Err((mut transfer, Some(cause))) => {
@@ -241,6 +248,9 @@ impl<'a> Run<'a> {
 
     /// Leaves the reports to progress, for callers that hold locks.
     pub(crate) fn tell_later(self) {
+        if !self.has_reports() {
+            return;
+        }
         let arrivals = self.arrivals.into_iter().map(|(comp, status)| (Some(comp), status));
         let ended = self.ended.into_iter().chain(arrivals);
         self.device.undelivered.tell_later(About::Received, ended);

@@ -6,26 +6,32 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(crate) struct Few<T> {
     first: Option<T>,
-    others: VecDeque<T>,
+    /// Apart, because a queue without values takes longer to drop than a pointer.
+    others: Option<Box<VecDeque<T>>>,
 }
 
 impl<T> Few<T> {
     pub(crate) const fn new() -> Self {
-        Self { first: None, others: VecDeque::new() }
+        Self { first: None, others: None }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.others.as_ref().is_none_or(|others| others.is_empty())
     }
 
     #[inline]
     pub(crate) fn push_back(&mut self, value: T) {
-        if self.first.is_none() && self.others.is_empty() {
+        if self.is_empty() {
             self.first = Some(value);
         } else {
-            self.others.push_back(value);
+            self.others.get_or_insert_default().push_back(value);
         }
     }
 
     #[inline]
     pub(crate) fn pop_front(&mut self) -> Option<T> {
-        self.first.take().or_else(|| self.others.pop_front())
+        self.first.take().or_else(|| self.others.as_mut()?.pop_front())
     }
 }
 
@@ -35,13 +41,12 @@ impl<T> Extend<T> for Few<T> {
     }
 }
 
-impl<T> IntoIterator for Few<T> {
+impl<T> Iterator for Few<T> {
     type Item = T;
-    type IntoIter =
-        std::iter::Chain<std::option::IntoIter<T>, std::collections::vec_deque::IntoIter<T>>;
 
-    fn into_iter(self) -> Self::IntoIter {
-        self.first.into_iter().chain(self.others)
+    #[inline]
+    fn next(&mut self) -> Option<T> {
+        self.pop_front()
     }
 }
 

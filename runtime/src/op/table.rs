@@ -14,8 +14,8 @@
 use crate::deadline::{Deadline, Deadlines};
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::hash_map::Entry::{Occupied, Vacant};
+use carrack_transports::sync::biased_lock::{BiasedGuard, BiasedLock};
+use std::collections::hash_map::Entry::Vacant;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -59,6 +59,9 @@ pub(crate) enum Taken<E: Entry> {
     Unknown(E::Event),
 }
 
+/// An operation that could not be added, and the end of its peer if that is why.
+pub(crate) type Refused<E> = (Box<E>, Option<DownCause>);
+
 /// The state of an operation after a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flow {
@@ -70,7 +73,7 @@ pub(crate) enum Flow {
 
 /// See the module.
 pub(crate) struct OpTable<E: Entry> {
-    shards: [Mutex<Shard<E>>; SHARDS],
+    shards: [BiasedLock<Shard<E>>; SHARDS],
     count: AtomicUsize,
     next: AtomicU64,
 }
@@ -86,7 +89,8 @@ struct Slot<E: Entry> {
     deadline: Deadline,
     /// `None` while a thread carries it on.
     entry: Option<Box<E>>,
-    events: VecDeque<E::Event>,
+    /// Those that have come meanwhile: seldom any.
+    events: Option<Box<VecDeque<E::Event>>>,
 }
 
 /// Hashes a peer and a name. The ranks of a job give each other consecutive names.
@@ -114,7 +118,7 @@ impl Hasher for KeyHasher {
 
 impl<E: Entry> Default for OpTable<E> {
     fn default() -> Self {
-        let shard = |_| Mutex::new(Shard { slots: HashMap::default(), down: HashMap::new() });
+        let shard = |_| BiasedLock::new(Shard { slots: HashMap::default(), down: HashMap::new() });
         Self {
             shards: std::array::from_fn(shard),
             count: AtomicUsize::new(0),
@@ -124,7 +128,8 @@ impl<E: Entry> Default for OpTable<E> {
 }
 
 impl<E: Entry> OpTable<E> {
-    fn shard(&self, peer: Rank) -> MutexGuard<'_, Shard<E>> {
+    #[inline]
+    fn shard(&self, peer: Rank) -> BiasedGuard<'_, Shard<E>> {
         self.shards[peer.0 as usize % SHARDS].lock()
     }
 
@@ -137,24 +142,31 @@ impl<E: Entry> OpTable<E> {
     ///
     /// # Errors
     /// Its peer is gone; or, without a cause, the name is taken.
-    pub(crate) fn insert(
+    pub(crate) fn insert(&self, name: u64, entry: Box<E>) -> Result<(), Refused<E>> {
+        self.add(name, entry, false).map(|_| ())
+    }
+
+    /// Adds an operation, and returns it if the caller carries it on (`is_out`): events that come
+    /// before it is given back wait.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub(crate) fn add(
         &self,
         name: u64,
         entry: Box<E>,
-    ) -> Result<(), (Box<E>, Option<DownCause>)> {
+        is_out: bool,
+    ) -> Result<Option<Box<E>>, Refused<E>> {
         let (peer, kind, deadline) = (entry.peer(), entry.kind(), entry.deadline());
         let mut shard = self.shard(peer);
         if let Some(cause) = shard.down.get(&peer).cloned() {
             return Err((entry, Some(cause)));
         }
-        match shard.slots.entry((peer, name)) {
-            Occupied(_) => return Err((entry, None)),
-            Vacant(place) => {
-                place.insert(Slot { kind, deadline, entry: Some(entry), events: VecDeque::new() })
-            }
-        };
+        let Vacant(place) = shard.slots.entry((peer, name)) else { return Err((entry, None)) };
+        let (entry, out) = if is_out { (None, Some(entry)) } else { (Some(entry), None) };
+        place.insert(Slot { kind, deadline, entry, events: None });
         self.count.fetch_add(1, Ordering::AcqRel);
-        Ok(())
+        Ok(out)
     }
 
     /// Takes an operation out to carry it on, or leaves the event to the thread that does so.
@@ -164,7 +176,7 @@ impl<E: Entry> OpTable<E> {
         match slot.entry.take() {
             Some(entry) => Taken::Out(entry, event),
             None => {
-                slot.events.push_back(event);
+                slot.events.get_or_insert_default().push_back(event);
                 Taken::Queued
             }
         }
@@ -184,7 +196,7 @@ impl<E: Entry> OpTable<E> {
     fn put_back(&self, at: (Rank, u64), entry: Box<E>) -> Option<(Box<E>, E::Event)> {
         let mut shard = self.shard(at.0);
         let slot = shard.slots.get_mut(&at)?;
-        if let Some(event) = slot.events.pop_front() {
+        if let Some(event) = slot.events.as_mut().and_then(|events| events.pop_front()) {
             return Some((entry, event));
         }
         slot.entry = Some(entry);
@@ -314,6 +326,7 @@ impl<E: Entry> OpTable<E> {
 mod tests {
     use super::*;
     use crate::chores::Chores;
+    use parking_lot::Mutex;
     use std::time::Duration;
 
     struct Op {

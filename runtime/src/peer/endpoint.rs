@@ -22,7 +22,7 @@ use carrack_transports::fork::Owner;
 use carrack_transports::mem::{
     Buffer, HostAllocator, MemRef, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,27 @@ pub(crate) struct Lane {
     pub(crate) caps: Caps,
     pub(crate) device: Arc<dyn carrack_transports::contract::Device>,
     pub(crate) pace: Pace,
+    news: Option<Arc<AtomicU32>>,
+}
+
+impl Lane {
+    fn new(
+        transport: &'static str,
+        caps: Caps,
+        device: Arc<dyn carrack_transports::contract::Device>,
+    ) -> Self {
+        let news = device.news();
+        Self { transport, caps, device, pace: Pace::default(), news }
+    }
+
+    /// Returns `true` if this call of progress leaves the device alone.
+    #[inline(always)]
+    pub(crate) fn rests(&self) -> bool {
+        match &self.news {
+            Some(news) => news.load(Ordering::Acquire) == 0,
+            None => self.caps.polls_kernel && self.pace.rests(),
+        }
+    }
 }
 
 impl Endpoint {
@@ -118,10 +139,7 @@ impl Endpoint {
             // Transports receive into host packets. Progress copies messages for packets on a GPU
             // there.
             match domain.device(Arc::new(host_pool.clone())) {
-                Ok(device) => {
-                    let (caps, pace) = (domain.caps().clone(), Pace::default());
-                    lanes.push(Lane { transport, caps, device, pace });
-                }
+                Ok(device) => lanes.push(Lane::new(transport, domain.caps().clone(), device)),
                 Err(why) => {
                     tracing::warn!(%why, "the job goes on without it");
                     refused.push(why);

@@ -134,9 +134,16 @@ impl<'a> Pass<'a> {
     }
 
     /// Reports the results of work on transfers.
+    #[inline(always)]
     pub(super) fn report(&mut self, run: Run<'_>) {
-        let Run { moved, ended, arrivals, violations, .. } = run;
-        self.moved |= moved;
+        self.moved |= run.moved;
+        if run.has_reports() {
+            self.report_all(run);
+        }
+    }
+
+    fn report_all(&mut self, run: Run<'_>) {
+        let Run { ended, arrivals, violations, .. } = run;
         for (comp, status) in ended {
             self.signal_received(comp.as_ref(), status);
         }

@@ -92,17 +92,21 @@ struct Notes {
 }
 
 impl Notes {
-    /// Notes the match of the next message. `None`: it is not matched.
+    /// Notes the match of the next message.
     #[inline(always)]
-    fn note(&mut self, message: &mut SmallArrival, found: Option<Found>) {
-        if self.at_once && found == Some(Found::Kept) {
+    fn note(&mut self, message: &mut SmallArrival, found: Found) {
+        if self.at_once && found == Found::Kept {
             self.over += 1;
             return;
         }
         self.at_once = false;
-        if let Some(found) = found {
-            message.mark = found.mark();
-        }
+        message.mark = found.mark();
+    }
+
+    /// Notes the same of all messages.
+    #[cold]
+    fn all(&mut self, messages: &mut [SmallArrival], found: Found) {
+        messages.iter_mut().for_each(|message| self.note(message, found));
     }
 }
 
@@ -212,7 +216,7 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    #[inline]
+    #[inline(always)]
     fn run(&mut self, scratch: &mut Scratch) {
         let seldom = self.inner.chores.there();
         if seldom.has(chores::SELDOM) {
@@ -224,7 +228,7 @@ impl Pass<'_> {
         }
         self.device.deaf.listens();
         for lane in &self.device.lanes {
-            if lane.caps.polls_kernel && lane.pace.rests() {
+            if lane.rests() {
                 continue;
             }
             let Scratch { batch, met, .. } = &mut *scratch;
@@ -335,12 +339,8 @@ impl Pass<'_> {
             messages = others;
             if Message::is_am(header) {
                 notes.at_once = false;
-                continue;
-            }
-            let met_before = self.meet_run(same, met, &mut notes);
-            for message in &mut same[met_before..] {
-                let found = self.meet_small(message, met, notes.at_once);
-                notes.note(message, found);
+            } else {
+                self.meet_same(self.device.rank_of(from), header, same, met, &mut notes);
             }
         }
         if notes.over > 0 {
@@ -348,21 +348,47 @@ impl Pass<'_> {
         }
     }
 
-    /// Matches messages of one sender, header and engine with receives that wait: under one lock,
-    /// by one lookup. Returns the number of those that met one.
+    /// Matches messages of one sender and header.
     #[inline(always)]
-    fn meet_run(&self, same: &mut [SmallArrival], met: &mut Met, notes: &mut Notes) -> usize {
-        let [first, ..] = &*same else { return 0 };
-        let from = self.device.rank_of(first.from);
-        let Ok(Message::Send { engine, policy, tag }) = Message::decode(first.header) else {
-            return 0;
-        };
-        let Some(engine) = self.inner.engines.get(engine) else { return 0 };
-        engine.arrive_run(policy, from, tag, same.len(), |at, receive| {
-            let message = &mut same[at];
-            let found = receive.take_small((from, tag, &message.bytes), met, notes.at_once);
-            notes.note(message, Some(found));
-        })
+    fn meet_same(
+        &self,
+        from: Rank,
+        header: Header,
+        same: &mut [SmallArrival],
+        met: &mut Met,
+        notes: &mut Notes,
+    ) {
+        match Message::decode(header) {
+            Ok(Message::Send { engine, policy, tag }) => {
+                let Some(engine) = self.inner.engines.get(engine) else {
+                    return notes.all(same, Found::Nonsense);
+                };
+                // Those that meet a receive, under one lock and by one lookup; then the others.
+                let met_before = engine.arrive_run(policy, from, tag, same.len(), |at, receive| {
+                    let message = &mut same[at];
+                    let found = receive.take_small((from, tag, &message.bytes), met, notes.at_once);
+                    notes.note(message, found);
+                });
+                for message in &mut same[met_before..] {
+                    let keep = |()| self.keep(from, Payload::Small(message.bytes));
+                    let taken = |(), receive: &mut Receive| {
+                        receive.take_small((from, tag, &message.bytes), met, notes.at_once)
+                    };
+                    let found = engine.arrive(policy, from, tag, (), taken, keep);
+                    notes.note(message, found.unwrap_or(Found::Kept));
+                }
+            }
+            Ok(Message::RtsSend { engine, policy, tag }) => {
+                for message in same {
+                    let offer = (engine, policy, tag);
+                    let found = self.meet_offer(from, offer, &message.bytes, met);
+                    notes.note(message, found);
+                }
+            }
+            // Not matched.
+            Ok(_) => notes.at_once = false,
+            Err(_) => notes.all(same, Found::Nonsense),
+        }
     }
 
     /// Matches a message with its receive. `None`: it is of another kind.
@@ -391,30 +417,6 @@ impl Pass<'_> {
                 Payload::Small(bytes) => self.meet_offer(from, (engine, policy, tag), bytes, met),
                 _ => Found::Nonsense,
             },
-            Ok(_) => return None,
-            Err(_) => Found::Nonsense,
-        })
-    }
-
-    /// Matches as `meet`, for a message that is copied more quickly than it is moved.
-    #[inline]
-    fn meet_small(&self, message: &SmallArrival, met: &mut Met, at_once: bool) -> Option<Found> {
-        let SmallArrival { from, header, bytes, .. } = message;
-        let from = self.device.rank_of(*from);
-        Some(match Message::decode(*header) {
-            Ok(Message::Send { engine, policy, tag }) => {
-                let Some(engine) = self.inner.engines.get(engine) else {
-                    return Some(Found::Nonsense);
-                };
-                let keep = |()| self.keep(from, Payload::Small(*bytes));
-                let taken = |(), receive: &mut Receive| {
-                    receive.take_small((from, tag, bytes), met, at_once)
-                };
-                engine.arrive(policy, from, tag, (), taken, keep).unwrap_or(Found::Kept)
-            }
-            Ok(Message::RtsSend { engine, policy, tag }) => {
-                self.meet_offer(from, (engine, policy, tag), bytes, met)
-            }
             Ok(_) => return None,
             Err(_) => Found::Nonsense,
         })

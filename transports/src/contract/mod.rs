@@ -62,6 +62,7 @@ pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 use crate::gpu::Gpu;
 use crate::mem::{Buffer, MapError, PacketSource, Region};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// A kind of transport.
 pub trait Transport: Send + Sync {
@@ -175,6 +176,12 @@ pub trait Device: Send + Sync {
     ///
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
+
+    /// Returns a word that is zero while a poll would find nothing, for a device that this process
+    /// alone feeds. It is then not polled.
+    fn news(&self) -> Option<Arc<AtomicU32>> {
+        None
+    }
 
     /// Returns the words that the peer sees as [`Link::splits`], for messages that go to it.
     /// `None` while no link of the peer leads here.

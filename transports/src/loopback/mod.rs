@@ -133,7 +133,7 @@ impl LoopbackDomain {
             packets,
             max_message: self.caps.am_copied,
             ready: Mutex::default(),
-            waiting: AtomicU32::new(0),
+            waiting: Arc::default(),
             sleepers,
             owner: Owner::this_process(),
             closed: AtomicBool::new(false),
@@ -194,7 +194,7 @@ struct Inbox {
     max_message: usize,
     ready: Mutex<Ready>,
     /// Entries of `ready`; read without the lock by polls that find nothing.
-    waiting: AtomicU32,
+    waiting: Arc<AtomicU32>,
     sleepers: Sleepers,
     /// A fork shares the descriptor that wakes this process's threads.
     owner: Owner,
@@ -432,6 +432,10 @@ impl Device for LoopbackDevice {
         }
         ordered(batch);
         Polled::Some
+    }
+
+    fn news(&self) -> Option<Arc<AtomicU32>> {
+        Some(self.inbox.waiting.clone())
     }
 
     fn arm(&self) -> Armed<'_> {

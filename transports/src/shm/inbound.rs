@@ -440,6 +440,9 @@ impl Sender {
             self.rest -= 1;
             return Look::Goes;
         }
+        if !self.consumer.is_ready() {
+            return self.nothing(false);
+        }
         // A single message from a sender that does not stream: a look for a second one would fetch
         // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };

@@ -53,6 +53,9 @@ const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
 /// are slow, looks still take a fiftieth of the time.
 const APART: u64 = 50;
 
+/// Time between two looks of a device that has no connection, and makes none.
+const ALONE: u64 = 100 * TICKS_PER_MICROSECOND;
+
 /// Time between two looks, at most.
 const LONGEST: u64 = 500 * TICKS_PER_MICROSECOND;
 
@@ -304,6 +307,13 @@ impl TcpDevice {
         self.shared.look_soon();
     }
 
+    /// Returns `true` if nothing can come but a peer that connects.
+    fn is_alone(&self, polling: &Polling) -> bool {
+        polling.inbound.iter().all(Option::is_none)
+            && polling.strangers.pending.is_empty()
+            && self.shared.outgoing.lock().is_empty()
+    }
+
     /// Reads the epoll set.
     #[cold]
     fn look(&self, polling: &mut Polling, batch: &mut Batch) {
@@ -318,7 +328,8 @@ impl TcpDevice {
             return;
         };
         let took = ticks().wrapping_sub(polling.looked_at);
-        polling.pause = pause(took, !ready.is_empty());
+        let least = if self.is_alone(polling) { ALONE } else { LOOK };
+        polling.pause = if ready.is_empty() { pause(took, least) } else { LOOK };
         // One that fills each batch is not the first again.
         polling.turn = polling.turn.wrapping_add(1);
         ready.rotate_left(polling.turn % ready.len().max(1));
@@ -406,9 +417,9 @@ impl TcpDevice {
     }
 }
 
-/// Returns the ticks between a look that took so many and the next.
-fn pause(took: u64, something: bool) -> u64 {
-    if something { LOOK } else { took.saturating_mul(APART).clamp(LOOK, LONGEST) }
+/// Returns the ticks between a look that took so many and found nothing, and the next.
+fn pause(took: u64, least: u64) -> u64 {
+    took.saturating_mul(APART).clamp(least, LONGEST)
 }
 
 impl Polling {
@@ -596,7 +607,8 @@ mod tests {
     fn looks_that_find_nothing_take_a_fiftieth_of_the_time_up_to_a_limit() {
         let spans = [(0, LOOK), (LOOK / 10, 5 * LOOK), (LOOK, LONGEST), (u64::MAX, LONGEST)];
         for (took, wanted) in spans {
-            assert_eq!((pause(took, false), pause(took, true)), (wanted, LOOK));
+            assert_eq!(pause(took, LOOK), wanted);
         }
+        assert_eq!(pause(0, ALONE), ALONE);
     }
 }
