@@ -75,7 +75,9 @@ fn main() -> ExitCode {
     // Programs may have this command make their trials.
     carrack::trial::answer();
     let command = Cli::parse().command;
-    log_to_stderr();
+    // The launcher has the same variables, and has complained of them.
+    let is_told = matches!(command, Verb::Keeper(_)) || launch::is_started();
+    log_to_stderr(is_told);
     match command {
         Verb::Run(options) => launch::launch(&options),
         Verb::Keeper(options) => launch::keep(options),
@@ -89,16 +91,20 @@ fn main() -> ExitCode {
 
 /// Logs as CARRACK_LOG says, or RUST_LOG if CARRACK_LOG is not set. They are not read with the
 /// other settings: `run` starts programs whose variables it must not judge.
-fn log_to_stderr() {
+///
+/// `is_told`: another process complains of a filter that is none.
+fn log_to_stderr(is_told: bool) {
     let set = ["CARRACK_LOG", "RUST_LOG"]
         .into_iter()
         .find_map(|name| Some((name, std::env::var(name).ok()?)));
     let (name, wanted) = set.unwrap_or_else(|| ("CARRACK_LOG", "warn".into()));
     let filter = EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
-        complain(format_args!(
-            "{name}={wanted} is no filter ({error}); write a level such as `warn`, or \
-            `carrack=debug`"
-        ));
+        if !is_told {
+            complain(format_args!(
+                "{name}={wanted} is no filter ({error}); write a level such as `warn`, or \
+                `carrack=debug`"
+            ));
+        }
         EnvFilter::new("warn")
     });
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();

@@ -327,6 +327,33 @@ fn ranks_of_several_nodes_meet_that_carrack_run_starts_on_each() {
     assert!(!beyond.status.success() && complaint.contains("--node 2 is not below"), "{complaint}");
 }
 
+#[test]
+fn ranks_are_told_by_carrack_run_that_rank_0_has_ended_before_they_reached_it() {
+    let start = |(each, status): (&'static str, u32)| {
+        let at = format!("127.0.0.1:{}", free_port());
+        let nodes = ["1", "0"].map(|node| {
+            let mut command = program(built::carrack());
+            command.args(["run", "-n", each, "--nodes", "2", "--node", node, "--at", &at, "--"]);
+            let script = format!("[ $RANK = 0 ] && exit {status}; exec \"$@\"");
+            command.args(["sh", "-c", &script, "sh"]).arg(std::env::current_exe().unwrap());
+            command.args(["--exact", "other_launchers::a_rank_in_its_role", "--nocapture"]);
+            command.env(ROLE, "fence");
+            (node, Started::spawn(command))
+        });
+        let told = format!("at {at}: rank 0 exited with status {status}");
+        (each, told, nodes)
+    };
+    for (each, told, nodes) in [("1", 0), ("1", 3), ("2", 0)].map(start) {
+        for (node, started) in nodes {
+            let output = started.end();
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            let has_others = (each, node) != ("1", "0");
+            assert_eq!(said.contains(&told), has_others, "node {node}: {said}");
+        }
+    }
+}
+
 /// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {

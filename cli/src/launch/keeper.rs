@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use carrack::bootstrap::tcp::StandIn;
 use carrack::bootstrap::{Departure, JobId};
 use nix::sys::signal::Signal as Named;
 use rustix::event::{Timespec, epoll};
@@ -33,7 +34,11 @@ use crate::own_ranks::allowed_cpus;
 const LIFELINE: u64 = 0;
 const SIGNALS: u64 = 1;
 const OUTPUTS: u64 = 2;
-const SOCKETS: u64 = 3;
+const STAND_IN: u64 = 3;
+const SOCKETS: u64 = 4;
+
+/// Time in which ranks of other nodes call a rank 0 that has ended: they try once a second.
+const CALLS_COME: Duration = Duration::from_secs(5);
 
 /// Keeps a job until nothing of it runs any more, and gives its exit status.
 pub(crate) fn keep(options: KeeperOptions) -> ExitCode {
@@ -65,6 +70,8 @@ struct Keeper<'a> {
     outputs: Outputs,
     post: Post,
     ending: Ending,
+    /// Answers for a rank 0 that has ended, and the time until which this process stays for that.
+    stand_in: Option<(StandIn, Option<Instant>)>,
     /// By number; none once it has been waited for.
     ranks: Vec<Option<Rank>>,
     /// All output is written.
@@ -106,6 +113,7 @@ impl<'a> Keeper<'a> {
             outputs,
             post: Post::new(job, options.job.ranks, main),
             ending: Ending::new(options.job.timeout.map(|limit| Instant::now() + limit)),
+            stand_in: None,
             ranks: Vec::new(),
             has_written: false,
         })
@@ -120,7 +128,7 @@ impl<'a> Keeper<'a> {
             }
             self.start(rank)?;
         }
-        while self.ranks.iter().any(Option::is_some) {
+        while self.ranks.iter().any(Option::is_some) || self.stays().is_some() {
             self.turn(false)?;
         }
         // What ranks have left in the background must go first: it holds their pipes open.
@@ -155,15 +163,35 @@ impl<'a> Keeper<'a> {
                 let (status, advice) = not_started(&error);
                 let program = Path::new(self.options.job.program()).display();
                 let why = format!("rank {rank} could not be started: {program}: {error}{advice}");
-                self.end(status, Signal::TERM, &why);
+                let is_first = self.end(status, Signal::TERM, &why);
+                self.stand_in(rank, is_first, &format!("could not be started: {error}"))?;
             }
         }
         Ok(())
     }
 
+    /// Answers for a rank 0 that has ended. Stays for that where ranks of other nodes may not have
+    /// reached it. `is_first`: the job ends because rank 0 has failed.
+    fn stand_in(&mut self, rank: u32, is_first: bool, how: &str) -> Result<(), LaunchError> {
+        let Some(stand_in) = self.options.job.nodes.stand_in(rank, how) else { return Ok(()) };
+        let source = epoll::EventData::new_u64(STAND_IN);
+        epoll::add(&self.post.main, &stand_in, source, epoll::EventFlags::IN)
+            .doing("watching the port of rank 0")?;
+        let stays = is_first || !self.ending.has_begun() && !stand_in.was_reached();
+        self.stand_in = Some((stand_in, stays.then(|| Instant::now() + CALLS_COME)));
+        Ok(())
+    }
+
+    /// Returns the time until which ranks of other nodes are waited for.
+    fn stays(&self) -> Option<Instant> {
+        let until = self.stand_in.as_ref().and_then(|(_, until)| *until);
+        until.filter(|until| *until > Instant::now())
+    }
+
     /// Handles what has happened, after waiting for something to happen or for a deadline.
     fn turn(&mut self, at_once: bool) -> Result<(), LaunchError> {
-        let deadline = [self.ending.deadline(), self.post.deadline()].into_iter().flatten().min();
+        let deadlines = [self.ending.deadline(), self.post.deadline(), self.stays()];
+        let deadline = deadlines.into_iter().flatten().min();
         let timeout = match (at_once, deadline) {
             (true, _) => Some(Duration::ZERO),
             (false, at) => at.map(|at| at.saturating_duration_since(Instant::now())),
@@ -183,6 +211,7 @@ impl<'a> Keeper<'a> {
                 LIFELINE => self.hear_launcher()?,
                 SIGNALS => self.take_signals()?,
                 OUTPUTS => self.hear_outputs(),
+                STAND_IN => self.stand_in.iter_mut().for_each(|(stand_in, _)| stand_in.answer()),
                 socket => {
                     // Only ranks' numbers were added.
                     let rank = u32::try_from(socket - SOCKETS).unwrap_or(u32::MAX);
@@ -197,6 +226,7 @@ impl<'a> Keeper<'a> {
             self.outputs.say(&format!("carrack: {complaint}"));
         }
         match self.ending.due(now) {
+            Some(Due::TimeLimit) if self.running().is_none() => self.stand_in = None,
             Some(Due::TimeLimit) => {
                 let seconds = self.options.job.timeout.unwrap_or_default().as_secs_f64();
                 let why = format!("the job took longer than {seconds} s (--timeout)");
@@ -254,6 +284,7 @@ impl<'a> Keeper<'a> {
         if signals::PASSED_ON.iter().any(|passed| *passed as i32 == signal) {
             return self.ranks.iter().flatten().for_each(|rank| rank.signal(to_send));
         }
+        self.stand_in = None;
         let name = signals::name(signal);
         if !self.end(signals::exit_status(signal), to_send, &format!("got {name}")) {
             self.kill(&format!("got {name} again"));
@@ -289,9 +320,9 @@ impl<'a> Keeper<'a> {
             let what = format!("exited with status {code}");
             (Departure::Exited(code), u8::try_from(code).unwrap_or(1), what)
         };
-        if status != 0 {
-            self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
-        }
+        let is_first =
+            status != 0 && self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
+        self.stand_in(rank, is_first, &what)?;
         self.post.died(rank, how).doing("serving a rank's bootstrap")
     }
 

@@ -44,6 +44,9 @@ mod sweep;
 
 use std::process::ExitCode;
 
+use carrack::bootstrap::protocol::RANK_VARIABLE;
+use carrack::bootstrap::tcp::variables::RUN_ID;
+
 pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;
 pub(crate) use keeper::keep;
@@ -53,6 +56,12 @@ pub(crate) use options::Job;
 pub(crate) use orders::KeeperOptions;
 pub(crate) use rank::tie;
 pub(crate) use sweep::{adopt_orphans, sweep};
+
+/// Returns `true` if `carrack run` started this process as a rank.
+pub(crate) fn is_started() -> bool {
+    let is_of_nodes = || std::env::var(RUN_ID).is_ok_and(|id| id == nodes::RUN);
+    std::env::var_os(RANK_VARIABLE).is_some() || is_of_nodes()
+}
 
 /// Runs the job that the command line describes, and gives the launcher's exit status.
 pub(crate) fn launch(job: &Job) -> ExitCode {

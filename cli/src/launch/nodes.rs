@@ -6,12 +6,16 @@
 use std::fmt;
 
 use carrack::bootstrap::MAX_JOB;
+use carrack::bootstrap::tcp::StandIn;
 use carrack::bootstrap::tcp::variables::{
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RANK, RUN_ID, WORLD_SIZE,
 };
 use clap::Args;
 
 use crate::args;
+
+/// The name of each run of several nodes.
+pub(super) const RUN: &str = "carrack run";
 
 /// The nodes of a job, and the place of this one.
 #[derive(Args, Clone, Debug, Default)]
@@ -71,8 +75,18 @@ impl Nodes {
             (MASTER_PORT, at.port.to_string()),
             ("CARRACK_PORT", at.port.to_string()),
             // So these come before what another launcher has set.
-            (RUN_ID, "carrack run".into()),
+            (RUN_ID, RUN.into()),
         ]
+    }
+
+    /// Answers for rank 0 of a job of several nodes, which has ended here: ranks that call it are
+    /// told `how`.
+    pub(super) fn stand_in(&self, rank: u32, how: &str) -> Option<StandIn> {
+        let At { host, port } = self.at.as_ref().filter(|_| self.rank(rank, 1) == 0)?;
+        let advice = "look for its own messages first, and start the job again";
+        let why = format!("rank 0 {how}; {advice}");
+        // It fails where another process has the port, which answers.
+        StandIn::open(host, *port, why).ok()
     }
 
     /// The options as arguments.

@@ -2,7 +2,7 @@
 
 use super::error::PerfError;
 use super::figures::Measured;
-use super::measure::{WARM_UP, each};
+use super::measure::{each, warm_up};
 use carrack::Runtime;
 use quanta::Clock;
 use rustix::time::{ClockId, clock_gettime};
@@ -22,7 +22,7 @@ pub(super) fn round(
     let measured = if leads {
         Measured::Steps { times: each(clock, count, barrier)?, ways: 1.0 }
     } else {
-        (0..WARM_UP + count).try_for_each(|_| barrier())?;
+        (0..warm_up(count) + count).try_for_each(|_| barrier())?;
         Measured::Nothing
     };
     Ok(vec![measured])

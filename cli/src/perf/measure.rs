@@ -15,8 +15,9 @@ use quanta::Clock;
 use std::iter;
 use std::thread::{self, ScopedJoinHandle};
 
-/// Steps of a latency before the first that counts: both threads are there, and caches are warm.
-pub(super) const WARM_UP: u64 = 64;
+/// Steps of a latency before the first that counts, at most: both threads are there, and caches are
+/// warm.
+const WARM_UP: u64 = 64;
 /// Steps whose times are kept before they go into the histogram, outside the measured time: 8 KiB.
 const BLOCK: usize = 1024;
 /// Windows that the sender may be ahead.
@@ -40,6 +41,12 @@ pub(super) fn fitting(point: Point, count: u64) -> u64 {
     }
 }
 
+/// Returns the steps before those that count: no more of them, or slow ones would outlast the
+/// round.
+pub(super) fn warm_up(count: u64) -> u64 {
+    count.min(WARM_UP)
+}
+
 /// The time of each of `count` steps, in ticks of the raw clock.
 #[inline]
 pub(super) fn each(
@@ -49,7 +56,7 @@ pub(super) fn each(
 ) -> Result<Times, PerfError> {
     let mut times = new_times();
     let mut stamps = [0_u64; BLOCK + 1];
-    for _ in 0..WARM_UP {
+    for _ in 0..warm_up(count) {
         step()?;
     }
     let mut left = count;
@@ -134,7 +141,7 @@ impl Round<'_> {
     pub(super) fn incoming(&self) -> (u64, u64) {
         match self.point.test {
             // One receive for the message in flight, and one that is posted meanwhile.
-            Test::Latency => (WARM_UP + self.count, 2),
+            Test::Latency => (warm_up(self.count) + self.count, 2),
             Test::Bandwidth | Test::Rate if self.leads => (0, 0),
             Test::Bandwidth | Test::Rate => (1 + self.count, window(self.point.size) * AHEAD),
         }
@@ -146,7 +153,7 @@ impl Round<'_> {
         match (self.point.test, self.leads) {
             (Test::Latency, true) => self.steps(line),
             (Test::Latency, false) if L::IS_ANSWERED => {
-                for _ in 0..WARM_UP + self.count {
+                for _ in 0..warm_up(self.count) + self.count {
                     line.take(1)?;
                     line.begin(false)?;
                 }

@@ -19,8 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Messages of the first round, from which the others are estimated.
-const FIRST: u64 = 64;
+/// Messages of the shortest round that is estimated from by itself. A shorter one is repeated,
+/// because a step that the kernel interrupts looks like a slow one.
+const FEW: u64 = 64;
 /// The share of a point's time that a round must fill to be estimated from.
 const ENOUGH: f64 = 0.1;
 /// Messages of a round at the most.
@@ -149,15 +150,10 @@ impl Session {
         Order::Check(seed).give(&self.runtime)?;
         self.check(point, seed, true)?;
         let wanted = self.plan.seconds.as_secs_f64();
-        let mut count = fitting(point, FIRST);
-        loop {
-            let share = self.measure(point, count)?.took.as_secs_f64() / wanted;
-            if share >= ENOUGH || count >= MOST {
-                count = fitting(point, scaled(count, 1.0 / share));
-                break;
-            }
-            count = fitting(point, scaled(count, (1.5 * ENOUGH / share).clamp(2.0, 64.0)));
-        }
+        let count = estimated(
+            |count| fitting(point, count),
+            |count| Ok(self.measure(point, count)?.took.as_secs_f64() / wanted),
+        )?;
         let figures = self.measure(point, count)?;
         let messages = count * point.threads as u64;
         let mut conditions = self.conditions.clone();
@@ -237,6 +233,26 @@ impl Session {
     }
 }
 
+/// Returns the messages of a round that fills a point's time, estimated from shorter rounds. `fit`
+/// rounds a count to what the point can do, and `share` returns the share of the time that a round
+/// took.
+fn estimated(
+    fit: impl Fn(u64) -> u64,
+    mut share: impl FnMut(u64) -> Result<f64, PerfError>,
+) -> Result<u64, PerfError> {
+    let mut count = fit(1);
+    loop {
+        let mut took = share(count)?;
+        if took >= ENOUGH && count < FEW {
+            took = took.min(share(count)?);
+        }
+        if took >= ENOUGH || count >= MOST {
+            return Ok(fit(scaled(count, 1.0 / took)));
+        }
+        count = fit(scaled(count, (1.5 * ENOUGH / took).clamp(2.0, 64.0)));
+    }
+}
+
 /// A count times a factor, within bounds.
 fn scaled(count: u64, factor: f64) -> u64 {
     // A float that is too large, or no number, becomes the nearest that there is.
@@ -263,5 +279,49 @@ impl Facts {
             facts.filter(|theirs| theirs.fingerprint == self.fingerprint)
         };
         all.iter().map(read).collect::<Option<_>>().ok_or(PerfError::DifferentArguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::warm_up;
+    use super::*;
+
+    /// Returns the time of all steps of a point in shares of its time, and the count of its last
+    /// round, where a step takes the share that `step` says.
+    fn total(mut step: impl FnMut() -> f64) -> (f64, u64) {
+        let mut total = 0.0;
+        let mut round = |count: u64| {
+            let mut run = |steps: u64| (0..steps).map(|_| step()).sum::<f64>();
+            let (warming, took) = (run(warm_up(count)), run(count));
+            total += warming + took;
+            Ok(took)
+        };
+        let count = estimated(|count| count, &mut round).unwrap();
+        round(count).unwrap();
+        (total, count)
+    }
+
+    #[test]
+    fn slow_steps_take_little_more_than_the_time_that_was_asked_for() {
+        for (step, wanted) in [(0.001, 1000), (0.05, 20), (0.3, 3), (1.0, 1)] {
+            let (took, count) = total(|| step);
+            assert!(count.abs_diff(wanted) <= 1 && took < 6.5, "{step}: {count}, {took}");
+        }
+        // One that takes longer than all of the time is done as rarely as can be.
+        let (took, count) = total(|| 5.0);
+        assert!(count == 1 && took <= 30.0, "{count}, {took}");
+    }
+
+    #[test]
+    fn one_step_that_was_interrupted_does_not_count_as_slow_ones() {
+        for interrupted in 0..8 {
+            let mut steps = 0;
+            let (_, count) = total(|| {
+                steps += 1;
+                if steps - 1 == interrupted { 0.5 } else { 1e-4 }
+            });
+            assert!(count > 5000, "{interrupted}: {count}");
+        }
     }
 }

@@ -3,8 +3,13 @@
 //! Each holds the bytes of one unfinished message at most. When there are too many, or one has been
 //! here for too long, the oldest goes. A rank to which that happens calls again.
 
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+/// Part of the process's descriptors that pending connections take at most: the rest is for peers
+/// and the program's files.
+const PART: u64 = 4;
 
 /// Time between two lines about connections that were refused.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
@@ -32,7 +37,8 @@ struct Place<T> {
 }
 
 impl<T> Pending<T> {
-    /// Creates an empty set for at most `most` connections, each for at most `patience`.
+    /// Creates an empty set for at most `most` connections, each for at most `patience`. Where the
+    /// process may have few descriptors, there are fewer.
     pub fn new(most: usize, patience: Duration) -> Self {
         Self {
             places: Vec::new(),
@@ -48,7 +54,7 @@ impl<T> Pending<T> {
 
     /// Returns the place that has to go before another connection is admitted, if there is no room.
     pub fn crowded(&self) -> Option<u32> {
-        if self.order.len() < self.most { None } else { self.oldest() }
+        if self.order.len() < self.most.min(part()) { None } else { self.oldest() }
     }
 
     /// Returns the place of the oldest connection.
@@ -161,6 +167,13 @@ impl<T> Pending<T> {
     }
 }
 
+/// Returns the number of pending connections for which this process has descriptors now. The
+/// program may change its limit at any time.
+fn part() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.map(|limit| (limit / PART).max(1));
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +196,20 @@ mod tests {
         assert_eq!((pending.get(places[960]), pending.len()), (Some(&960), 100));
         assert_eq!(pending.drain().len(), 101);
         assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn pending_connections_leave_most_of_the_descriptors_to_others() {
+        let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < 1 << 20)
+        else {
+            return println!("skipped: there are more descriptors than can be counted up to");
+        };
+        let (mut pending, now) =
+            (Pending::new(usize::MAX, Duration::from_secs(10)), Instant::now());
+        for number in 0..limit {
+            pending.admit(number, now);
+        }
+        assert_eq!(pending.len() as u64, limit / 4);
     }
 
     #[test]

@@ -24,6 +24,10 @@ const AT_ONCE: u32 = 64;
 impl TcpDevice {
     pub(super) fn accept(&self, polling: &mut Polling) {
         for _ in 0..AT_ONCE {
+            if let Some(oldest) = polling.strangers.pending.crowded() {
+                // It may have something to say by now.
+                self.hear_stranger(polling, oldest);
+            }
             let Some(listener) = &polling.listener else { return };
             let admitted = match listener.accept() {
                 Ok((socket, from)) => polling.strangers.admit(&self.shared, socket, from),

@@ -182,12 +182,18 @@ impl Shared {
             }
             is_recent
         });
+        let is_kept = !left.is_empty();
         let mut list = self.left.lock();
         if list.is_empty() {
             // With its room, so that messages which are left allocate nothing.
             std::mem::swap(&mut *list, &mut left);
         } else {
             list.append(&mut left);
+        }
+        drop(list);
+        if is_kept {
+            // A poll meanwhile has found an empty list, and a thread may sleep on that.
+            self.has_news();
         }
         was_left
     }

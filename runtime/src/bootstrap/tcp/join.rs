@@ -62,22 +62,28 @@ pub(super) struct Joined {
     pub(super) salt: Salt,
 }
 
-/// Opens rank 0's listener: at all addresses of its machine, or only at a loopback address if
-/// `MASTER_ADDR` is one, so that no other machine can connect.
+/// Opens rank 0's listener.
 pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, BootstrapError> {
-    let failed = |source| BootstrapError::Listen { address: invitation.to_string(), source };
-    let Some(host) = invitation.hosts.first().filter(|host| is_loopback(host)) else {
-        return listen_everywhere(invitation.port).map_err(failed);
+    let host = invitation.hosts.first().map(String::as_str);
+    listen_at(host, invitation.port, true)
+        .map_err(|source| BootstrapError::Listen { address: invitation.to_string(), source })
+}
+
+/// Opens a listener at all addresses of rank 0's machine, or only at a loopback address if
+/// `MASTER_ADDR` is one, so that no other machine can connect. `reuses`: connections of an earlier
+/// job that the kernel still holds do not make this fail.
+pub(super) fn listen_at(host: Option<&str>, port: u16, reuses: bool) -> io::Result<TcpListener> {
+    let Some(host) = host.filter(|host| is_loopback(host)) else {
+        return everywhere(port, reuses);
     };
-    let addresses = (host.as_str(), invitation.port).to_socket_addrs().map_err(failed)?;
     let mut last = ErrorKind::AddrNotAvailable.into();
-    for address in addresses {
-        match listen(address) {
+    for address in (host, port).to_socket_addrs()? {
+        match listen(address, reuses) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }
     }
-    Err(failed(last))
+    Err(last)
 }
 
 /// Calls rank 0 until it admits this rank.
@@ -108,19 +114,23 @@ fn is_loopback(host: &str) -> bool {
 
 /// Opens a listener at all addresses of this machine; 0: the kernel chooses the port.
 pub(in crate::bootstrap) fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
+    everywhere(port, true)
+}
+
+fn everywhere(port: u16, reuses: bool) -> io::Result<TcpListener> {
     // One socket serves both families; without IPv6 in the kernel it serves IPv4 only.
-    listen(SocketAddr::from(([0_u16; 8], port))).or_else(|error| match error.raw_os_error() {
+    let both = listen(SocketAddr::from(([0_u16; 8], port)), reuses);
+    both.or_else(|error| match error.raw_os_error() {
         Some(errno) if errno == rustix::io::Errno::ADDRINUSE.raw_os_error() => Err(error),
-        _ => listen(SocketAddr::from(([0_u8; 4], port))),
+        _ => listen(SocketAddr::from(([0_u8; 4], port)), reuses),
     })
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen(address: SocketAddr, reuses: bool) -> io::Result<TcpListener> {
     let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    // Connections of an earlier job that the kernel still holds must not make this fail.
-    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseaddr(&socket, reuses)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, false)?;
     }

@@ -46,11 +46,13 @@
 //! | [`key`] | the secret, and what is made of it |
 //! | `join` | calling rank 0 |
 //! | `store` | the thread of rank 0 |
+//! | `stand_in` | the answer of a launcher whose rank 0 has ended |
 
 #![forbid(unsafe_code)]
 
 pub(super) mod join;
 pub mod key;
+mod stand_in;
 mod store;
 pub mod variables;
 
@@ -72,6 +74,7 @@ use crate::settings::Settings;
 use store::Store;
 
 pub use key::JobKey;
+pub use stand_in::StandIn;
 pub use variables::{Invitation, PORT_OFFSET, port_beside};
 
 /// The bootstrap of a program whose environment tells where rank 0 is. See the [module](self).

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U64;
 
@@ -211,4 +212,17 @@ fn strangers_that_say_nothing_go_where_descriptors_are_lacking() {
     assert_eq!(polling().strangers.pending.len(), 1);
     here.device.listen_later(&mut polling(), Errno::MFILE);
     assert!(polling().strangers.pending.is_empty());
+}
+
+#[test]
+fn what_is_kept_for_a_poll_is_news_again_to_a_poll_that_found_none() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let out = here.connect(&there, 1);
+    bring_up(&[&out], &mut [&mut here, &mut there]);
+    let shared = here.device.shared.clone();
+    // As the thread does that sends what is left: it has taken the list while a poll looks at it.
+    shared.news.store(false, Ordering::SeqCst);
+    shared.left.lock().push(0);
+    assert!(shared.send_left(u64::MAX));
+    assert!(matches!(here.device.arm(), Armed::Ready), "a thread sleeps, and nothing is sent");
 }
