@@ -242,8 +242,8 @@ impl Client {
         Ok(None)
     }
 
-    pub(super) fn lost(&self, rank: u32) -> Option<Departure> {
-        self.connection.lock().arrivals.lost(|lost| lost == rank).map(|(_, how)| how)
+    pub(super) fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+        self.connection.lock().arrivals.check(|lost| lost == rank)
     }
 
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {

@@ -12,7 +12,7 @@ use carrack_transports::net::packets::{Channel, ConnectError};
 
 use super::adopt::{adopt, wrong};
 use super::client::{Client, Host, Wire};
-use super::error::{BootstrapError, Departure};
+use super::error::BootstrapError;
 use super::job::JobId;
 use super::protocol::{FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
 use super::{Bootstrap, MAX_RANKS};
@@ -90,8 +90,8 @@ impl Bootstrap for FromLauncher {
         self.client.get(key)
     }
 
-    fn lost(&self, rank: u32) -> Option<Departure> {
-        self.client.lost(rank)
+    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+        self.client.check(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
