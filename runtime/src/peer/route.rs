@@ -436,6 +436,10 @@ pub(crate) fn candidates(
         }
         found => found,
     };
+    if let Err(BootstrapError::RankGone { how, .. }) = &found {
+        // Receives that wait for it have no link that would tell.
+        device.undelivered.note_broken(rank, DownCause::Gone(format!("it {how}")));
+    }
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         return Ok(None);
     };
