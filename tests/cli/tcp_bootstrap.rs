@@ -4,13 +4,16 @@
 //! The programs are the carrack command, or this very test in a role (see `a_rank_in_its_role`). No
 //! test asserts how long something takes; the watchdog only turns a hang into a failure.
 
+#![expect(unsafe_code, reason = "a rank forks")]
+
 use crate::support::built;
 use crate::support::children::unset;
 use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::source::VARIABLES;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
-use carrack::{Rank, Runtime, Synchronizer, Tag};
+use carrack::{PeerState, Rank, Runtime, Synchronizer, Tag, WaitError};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
@@ -364,6 +367,56 @@ fn late(what: &str) {
     assert!(is_late || burnt < waited / 10, "{what}: {burnt:?} of {waited:?}");
 }
 
+/// A forked child has all sockets of rank 0, and keeps them open when rank 0 closes them.
+#[test]
+fn a_forked_child_that_lives_on_keeps_no_rank_from_its_end_and_takes_no_core() {
+    for transport in ["shm", "tcp"] {
+        for end in ["leaves", "dies"] {
+            let (name, port) = (format!("forks {end}"), free_port());
+            let [mut zero, one] = [0, 1].map(|number| {
+                let mut command = role(&name, number, 2, port);
+                command.env("CARRACK_TRANSPORT", transport);
+                Started::spawn(command)
+            });
+            zero.hears("has ended");
+            assert_eq!(one.end().status.success(), end == "leaves", "{transport}");
+        }
+    }
+}
+
+fn forks(end: &str) {
+    let runtime = Runtime::start().unwrap();
+    let other = Rank(1 - runtime.rank().0);
+    let exchange = |tag| {
+        let receive = runtime.post_recv(other, vec![0; 1], tag).start();
+        runtime.post_send(other, b"x", tag).wait().unwrap();
+        runtime.block_on(receive).unwrap().unwrap();
+    };
+    exchange(Tag(1));
+    if runtime.rank() == Rank(1) {
+        exchange(Tag(2));
+        return if end == "dies" { crate::support::ranks::die() } else { drop(runtime) };
+    }
+    // SAFETY: the child has this thread alone, and only sleeps until the parent ends.
+    if unsafe { libc::fork() } == 0 {
+        set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+        loop {
+            std::thread::sleep(WATCHDOG);
+        }
+    }
+    exchange(Tag(2));
+    runtime.wait(|| matches!(runtime.peer_state(other), PeerState::Down(_))).unwrap();
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    let waited = runtime.wait_for(Duration::from_millis(500), || false);
+    assert!(matches!(waited, Err(WaitError::TimedOut(_))), "{waited:?}");
+    let used = clock_gettime(ClockId::ProcessCPUTime) - used;
+    assert!(used.tv_sec == 0 && used.tv_nsec < 50_000_000, "{used:?} of half a second");
+    drop(runtime);
+    println!("has ended");
+    // The child lives until the other rank has ended.
+    std::thread::sleep(WATCHDOG);
+}
+
 /// This very test as a process of a launcher that sets these variables, and no others.
 fn started_by(variables: &[(&str, &str)]) -> Command {
     let mut command = role("meet", 0, 1, 0);
@@ -499,6 +552,7 @@ fn a_rank_in_its_role() {
             println!("met {}", runtime.size());
         }
         Some(("late", what)) => late(what),
+        Some(("forks", end)) => forks(end),
         Some(("unfit", victim)) => {
             let settings = Settings::from_env().unwrap();
             let job = FromEnvironment::from_env(&settings).unwrap().unwrap();

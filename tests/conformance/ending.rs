@@ -10,8 +10,8 @@ use carrack::buffer::Region;
 use carrack::settings::AutoChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
-    Buffer, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError, Rank,
-    RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
+    Buffer, CollectiveError, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError,
+    Rank, RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,6 +28,7 @@ over_each_transport!(
     a_peer_that_operations_say_is_gone_is_down,
     a_receive_from_nobody_in_particular_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
+    a_barrier_that_failed_elsewhere_gives_the_reason_that_is_known_here,
     packets_and_buffers_outlive_their_runtime,
     the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later,
     a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more,
@@ -378,6 +379,25 @@ fn a_rank_that_is_lost_keeps_no_other_from_being_reached() {
     let is_it =
         matches!(&error, PostError::Bootstrap { rank: Rank(3), why } if why.contains("rank 3"));
     assert!(is_it, "{error}");
+}
+
+/// A member that hears of a failure from another one knows more about the end than that tells.
+fn a_barrier_that_failed_elsewhere_gives_the_reason_that_is_known_here<J: Job>() {
+    let mut ranks = J::ranks(3);
+    std::thread::scope(|scope| {
+        ranks.iter().for_each(|rank| drop(scope.spawn(|| rank.barrier().unwrap())));
+    });
+    drop(ranks.pop());
+    until(&ranks, || ranks.iter().all(|rank| rank.peer_down(Rank(2)).is_some()));
+    // The first waits for the rank that has gone, the second for the first.
+    for rank in &ranks {
+        let error = rank.barrier().unwrap_err();
+        let CollectiveError::Op { cause: OpError::PeerDown { rank: Rank(2), cause }, .. } = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(cause, &DownCause::Closed, "{error}");
+    }
 }
 
 fn packets_and_buffers_outlive_their_runtime<J: Job>() {

@@ -3,6 +3,7 @@
 //! A thread for each of the two writes, and sleeps in a write when nobody reads: the ranks then
 //! wait for room in their pipes, and the keeper's event loop goes on.
 
+use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write as _};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -10,7 +11,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
-use rustix::io::{Errno, read};
+use rustix::io::{Errno, read, write};
 use rustix::stdio;
 
 use super::lines::Lines;
@@ -94,7 +95,7 @@ impl Outputs {
 
 /// A thread's part of it.
 struct Output {
-    sink: std::fs::File,
+    sink: File,
     pipes: Vec<(OwnedFd, Lines)>,
     to_do: Receiver<Order>,
     woken: PipeReader,
@@ -155,11 +156,28 @@ impl Output {
     }
 
     fn write(&mut self, lines: &mut Vec<u8>, is_open: &mut bool, report: Option<&PipeWriter>) {
-        if *is_open && let Err(error) = self.sink.write_all(lines) {
+        if *is_open && let Err(errno) = write_whole(&self.sink, lines) {
             *is_open = false;
-            let errno = error.raw_os_error().and_then(|errno| u8::try_from(errno).ok());
-            let _ = report.map(|mut report| report.write(&[errno.unwrap_or(0)]));
+            let errno = u8::try_from(errno.raw_os_error()).unwrap_or(u8::MAX);
+            let _ = report.map(|mut report| report.write(&[errno]));
         }
         lines.clear();
     }
+}
+
+/// Writes all bytes, also where another process has made the sink non-blocking.
+fn write_whole(sink: &File, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match write(sink, bytes) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(len) => bytes = &bytes[len..],
+            // An interruption is tried again.
+            Err(Errno::AGAIN) => {
+                let _ = poll(&mut [PollFd::new(sink, PollFlags::OUT)], None);
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }

@@ -163,7 +163,12 @@ impl Arrivals {
 
     /// Fails when a missing key may never come.
     pub(super) fn check_get(&self) -> Result<(), BootstrapError> {
-        match self.lost(|_| true) {
+        self.check(|_| true)
+    }
+
+    /// Fails when a missing key of some ranks may never come.
+    pub(super) fn check(&self, of: impl Fn(u32) -> bool) -> Result<(), BootstrapError> {
+        match self.lost(of) {
             // This comes first: a rank's death explains more than the launcher's end after it.
             Some((rank, how)) => Err(BootstrapError::RankGone { rank, how }),
             None => self.check_end(),
@@ -193,7 +198,7 @@ impl Arrivals {
     }
 
     /// Returns the first of some ranks that left without having announced its end.
-    pub(super) fn lost(&self, of: impl Fn(u32) -> bool) -> Option<(u32, Departure)> {
+    fn lost(&self, of: impl Fn(u32) -> bool) -> Option<(u32, Departure)> {
         self.gone.iter().copied().find(|&(rank, how)| of(rank) && !how.is_orderly())
     }
 }

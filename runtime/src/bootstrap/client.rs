@@ -53,18 +53,27 @@ impl Wire {
         }
     }
 
-    pub(super) fn hear(&mut self) -> Result<Option<Vec<u8>>, Fault> {
-        match self {
-            Self::Packets(channel, _) => channel.hear(MAX_FRAME),
-            Self::Tcp(channel) => channel.hear(MAX_FRAME),
-        }
-    }
-
     /// Returns the number of bytes that wait for room.
     pub(super) fn unsent(&self) -> usize {
         match self {
             Self::Packets(_, outbox) => outbox.iter().map(Vec::len).sum(),
             Self::Tcp(channel) => channel.unwritten(),
+        }
+    }
+}
+
+impl Carrier for Wire {
+    fn say(&mut self, message: &[u8]) -> Result<(), Fault> {
+        match self {
+            Self::Packets(channel, _) => channel.say(message),
+            Self::Tcp(channel) => channel.say(message),
+        }
+    }
+
+    fn hear(&mut self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
+        match self {
+            Self::Packets(channel, _) => channel.hear(longest),
+            Self::Tcp(channel) => channel.hear(longest),
         }
     }
 }
@@ -233,8 +242,8 @@ impl Client {
         Ok(None)
     }
 
-    pub(super) fn lost(&self, rank: u32) -> Option<Departure> {
-        self.connection.lock().arrivals.lost(|lost| lost == rank).map(|(_, how)| how)
+    pub(super) fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+        self.connection.lock().arrivals.check(|lost| lost == rank)
     }
 
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {
@@ -280,7 +289,7 @@ impl Client {
 impl Connection {
     fn receive(&mut self, host: &Host) -> Result<(), BootstrapError> {
         while !self.has_ended {
-            match self.wire.hear() {
+            match self.wire.hear(MAX_FRAME) {
                 Ok(Some(bytes)) => self.arrivals.take_in(Frame::decode(&bytes)?),
                 Ok(None) | Err(Fault::Short(_)) => return Ok(()),
                 Err(Fault::Gone(_) | Fault::Wrong(_)) => self.ended(host),

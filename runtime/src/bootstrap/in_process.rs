@@ -120,9 +120,10 @@ impl Bootstrap for InProcess {
         }
     }
 
-    fn lost(&self, rank: u32) -> Option<Departure> {
+    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
         let lost = |&&(gone, how): &&(u32, Departure)| gone == rank && !how.is_orderly();
-        self.state().gone.iter().find(lost).map(|&(_, how)| how)
+        let gone = |&(rank, how)| Err(BootstrapError::RankGone { rank, how });
+        self.state().gone.iter().find(lost).map_or(Ok(()), gone)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -7,14 +7,14 @@ use std::env;
 use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use carrack_transports::net::greeting::Fault;
+use carrack_transports::net::greeting::{Carrier as _, Fault};
 use carrack_transports::net::packets::{Channel, ConnectError};
 
 use super::adopt::{adopt, wrong};
 use super::client::{Client, Host, Wire};
-use super::error::{BootstrapError, Departure};
+use super::error::BootstrapError;
 use super::job::JobId;
-use super::protocol::{FD_VARIABLE, Frame, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
+use super::protocol::{FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
 use super::{Bootstrap, MAX_RANKS};
 
 /// The bootstrap of a program that `carrack run` has started.
@@ -90,8 +90,8 @@ impl Bootstrap for FromLauncher {
         self.client.get(key)
     }
 
-    fn lost(&self, rank: u32) -> Option<Departure> {
-        self.client.lost(rank)
+    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+        self.client.check(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
@@ -109,7 +109,7 @@ impl Bootstrap for FromLauncher {
 
 /// Reads the launcher's `Hello`, which lies in the socket before the program starts.
 fn greeting(wire: &mut Wire, rank: u32, size: u32) -> Result<JobId, BootstrapError> {
-    let bytes = match wire.hear() {
+    let bytes = match wire.hear(MAX_FRAME) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => {
             return Err(wrong(

@@ -112,11 +112,13 @@ pub trait Bootstrap: Send + Sync {
     /// announced its end, so that the key may never come; [`BootstrapError::LauncherGone`].
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError>;
 
-    /// Returns the way in which a rank left the job, if it has not announced its end.
-    ///
+    /// Fails when a missing key of this rank may never come, whatever happened to others:
     /// [`get`](Self::get) names only the first rank that is lost.
-    fn lost(&self, _rank: u32) -> Option<Departure> {
-        None
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    fn check(&self, _rank: u32) -> Result<(), BootstrapError> {
+        Ok(())
     }
 
     /// Blocks until every rank has called it as often as this rank has.

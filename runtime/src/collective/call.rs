@@ -366,7 +366,9 @@ impl<'a> Call<'a> {
         let (what, rank) = (self.what(), note.from);
         match note.meaning {
             Meaning { what: What::Failed, root, .. } if note.word == GONE => {
-                self.down(root, DownCause::Gone(format!("the {what} failed there, says {rank}")))
+                let known = self.runtime.0.down().get(&root).cloned();
+                let told = || DownCause::Gone(format!("says {rank}, where the {what} failed"));
+                self.down(root, known.unwrap_or_else(told))
             }
             Meaning { what: What::Failed, root, hash, .. } if note.word & 0xff == UNEVEN => {
                 let (ours, theirs) = (self.contributes.load(Ordering::Relaxed), note.word >> 8);

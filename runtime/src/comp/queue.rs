@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 
 /// Keeps statuses in order until they are taken. Any number of threads may push and pop. It never
 /// overwrites. Deliveries to a full queue wait for room, in order, and progress reports
-/// [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else goes on.
+/// [`CompletionFull`](crate::ProgressError::CompletionFull) whenever waiting begins; everything
+/// else goes on.
 #[derive(Clone)]
 pub struct CompQueue {
     queue: Arc<Statuses>,

@@ -16,7 +16,7 @@ use crate::protocol::flow::{Hold, Room};
 use crate::region::direct::Remotes;
 use crate::undelivered::{About, Undelivered};
 use carrack_transports::contract::{
-    Batch, Caps, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
+    Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
 };
 use carrack_transports::fork::Owner;
 use carrack_transports::mem::{
@@ -324,7 +324,7 @@ impl Endpoint {
     #[cold]
     pub(crate) fn break_with(&self, rank: Rank, why: String) {
         if self.known_route(rank).is_none_or(|route| route.down().is_none()) {
-            self.undelivered.note_broken(rank, why);
+            self.undelivered.note_broken(rank, DownCause::Protocol(why));
         }
     }
 

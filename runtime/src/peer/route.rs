@@ -432,11 +432,14 @@ pub(crate) fn candidates(
     let found = match local.bootstrap.get(&key) {
         // The loss of another rank keeps this one from nothing.
         Err(BootstrapError::RankGone { rank: gone, .. }) if gone != rank.0 => {
-            let loss = |how| Err(BootstrapError::RankGone { rank: rank.0, how });
-            local.bootstrap.lost(rank.0).map_or(Ok(None), loss)
+            local.bootstrap.check(rank.0).map(|()| None)
         }
         found => found,
     };
+    if let Err(BootstrapError::RankGone { how, .. }) = &found {
+        // Receives that wait for it have no link that would tell.
+        device.undelivered.note_broken(rank, DownCause::Gone(format!("it {how}")));
+    }
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         return Ok(None);
     };

@@ -35,7 +35,7 @@ type Ends = Vec<(Rank, DownCause)>;
 #[derive(Default)]
 struct Lists {
     queues: Vec<Queue>,
-    /// Peers that have broken the protocol, and whose operations progress has to end.
+    /// Peers that have broken the protocol or were lost, and whose operations progress has to end.
     broken: Ends,
     /// Peers that were found gone when a link was to be made: their routes are down already.
     gone: Ends,
@@ -107,12 +107,13 @@ impl Undelivered {
         self.0.set_count(lists.count());
     }
 
-    /// Leaves it to progress to end everything with a peer that has broken the protocol.
+    /// Leaves it to progress to end everything with a peer that has broken the protocol, or was
+    /// lost.
     #[cold]
-    pub(crate) fn note_broken(&self, rank: Rank, why: String) {
+    pub(crate) fn note_broken(&self, rank: Rank, cause: DownCause) {
         let mut lists = self.0.lock();
         if !lists.broken.iter().any(|(known, _)| *known == rank) {
-            lists.broken.push((rank, DownCause::Protocol(why)));
+            lists.broken.push((rank, cause));
         }
         self.0.set_count(lists.count());
     }
@@ -126,8 +127,8 @@ impl Undelivered {
         self.0.set_count(lists.count());
     }
 
-    /// Takes the peers whose operations have to end: those that have broken the protocol, and
-    /// those that were found gone.
+    /// Takes the peers whose operations have to end: those that have broken the protocol or were
+    /// lost, and those that were found gone.
     pub(crate) fn take_ends(&self) -> (Ends, Ends) {
         let mut lists = self.0.lock();
         let ends = (std::mem::take(&mut lists.broken), std::mem::take(&mut lists.gone));

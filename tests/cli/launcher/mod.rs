@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use crate::support::built::carrack;
 use crate::support::children::with_variable;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromLauncher};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -390,6 +391,22 @@ fn output_for_which_there_is_no_room_ends_the_job_with_the_reason() {
     assert!(said.contains("stdout") && said.contains("No space left on device"), "{said}");
     assert_eq!(run.status.code(), Some(1), "{said}");
     nothing_is_left(&job.mark);
+}
+
+#[test]
+fn no_line_is_lost_where_stdout_is_full_and_does_not_block() {
+    let mut job = script(2, &["--no-tag"], "seq 1 20000");
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
+    job.command.stdout(writer).stderr(Stdio::inherit());
+    let mut child = job.command.spawn().unwrap();
+    drop(job.command);
+    // The ranks fill it meanwhile.
+    thread::sleep(Duration::from_millis(500));
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert!(wait(&mut child).success());
+    assert_eq!(text.lines().count(), 2 * 20000);
 }
 
 #[test]

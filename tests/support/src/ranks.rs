@@ -8,7 +8,7 @@
 use super::children::with_variable;
 use super::folder::Folder;
 use super::{built, until};
-use carrack::bootstrap::{Bootstrap, BootstrapError, Departure, JobId, Source};
+use carrack::bootstrap::{Bootstrap, BootstrapError, JobId, Source};
 use carrack::settings::{Settings, SettingsBuilder};
 use carrack::{Rank, Runtime, WaitError};
 use rustix::process::{Pid, Signal, kill_process};
@@ -429,8 +429,8 @@ impl Bootstrap for Joined {
         self.0.get(key)
     }
 
-    fn lost(&self, rank: u32) -> Option<Departure> {
-        self.0.lost(rank)
+    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+        self.0.check(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -11,6 +11,7 @@
 //! | [`proof`] | both sides prove that they hold a secret, which is never sent |
 //! | [`greeting`] | a proof over a connection, without a blocking wait |
 //! | [`pending`] | connections that have not proved anything yet: bounded in number and time |
+//! | [`watched`] | a descriptor that leaves its epoll set before it is closed |
 //! | [`interfaces`] | the addresses at which other machines reach this one |
 //!
 //! The order on a connection is fixed: a greeting, then the messages of its protocol.
@@ -26,6 +27,7 @@ pub mod packets;
 pub mod pending;
 pub mod proof;
 pub mod streams;
+pub mod watched;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::rand::{GetRandomFlags, getrandom};

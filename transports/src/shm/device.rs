@@ -16,6 +16,7 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::packets::Listener;
+use crate::net::watched::Watched;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
 use crate::upkeep::Upkeep;
@@ -46,7 +47,7 @@ pub(super) struct Shared {
     /// Threads between `arm` and `disarm`.
     pub(super) sleepers: AtomicU32,
     pub(super) packets: Arc<dyn PacketSource>,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
     /// Segments of the senders whose links lead here; kept while a sender may be copying from or
     /// to this process.
@@ -80,8 +81,9 @@ impl Shared {
         self.watch(fd, OUTGOING | u64::from(index))
     }
 
-    pub(super) fn watch_no_more(&self, fd: BorrowedFd<'_>) {
-        let _ = epoll::delete(&self.epoll, fd);
+    /// Has a descriptor leave the epoll set before it is closed.
+    pub(super) fn watched<T: AsFd>(&self, fd: T) -> Watched<T> {
+        Watched::new(fd, &self.epoll)
     }
 
     /// Returns the segments of links that lead here.
@@ -173,7 +175,7 @@ impl ShmDevice {
                 wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
                 sleepers: AtomicU32::new(0),
                 packets,
-                epoll: epoll::create(CreateFlags::CLOEXEC)?,
+                epoll: Arc::new(epoll::create(CreateFlags::CLOEXEC)?),
                 outgoing: Mutex::default(),
                 incoming: Mutex::default(),
                 undialled: AtomicU32::new(0),

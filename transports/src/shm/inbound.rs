@@ -15,6 +15,7 @@ use crate::mem::{PacketSource, SmallBytes};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, Received};
 use crate::net::pending::Pending;
+use crate::net::watched::Watched;
 use crate::sync::attention::settle;
 use crate::sync::barrier::Barrier;
 use crate::sync::bells::Bells;
@@ -95,9 +96,9 @@ enum Incoming {
 struct Sender {
     from: PeerId,
     bell: u32,
-    channel: Channel,
+    channel: Watched<Channel>,
     /// Readable when the sender's process is dead.
-    process: Option<OwnedFd>,
+    process: Option<Watched<OwnedFd>>,
     segment: Arc<Segment>,
     consumer: Consumer<SegmentSlots>,
     /// Empty looks since the last message.

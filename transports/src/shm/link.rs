@@ -17,6 +17,7 @@ use crate::net::greeting::{Failure, Greeting, Progress};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, ConnectError, Received};
 use crate::net::proof::{Role, Unproven};
+use crate::net::watched::Watched;
 use crate::sync::BiasedLock;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD, Producer, PushError};
 use rustix::fs::OFlags;
@@ -50,13 +51,13 @@ pub(super) struct Outgoing {
 struct Sender {
     address: Address,
     /// A channel to a process of this user, in the epoll set.
-    channel: Option<Channel>,
+    channel: Option<Watched<Channel>>,
     /// Until both sides are proved.
     greeting: Option<Box<Greeting>>,
     is_proven: bool,
     calls_again: u8,
     /// Readable when the receiver's process is dead.
-    process: Option<Arc<OwnedFd>>,
+    process: Option<Watched<Arc<OwnedFd>>>,
     segment: Arc<Segment>,
     /// The segment's descriptor, until the hello is sent.
     segment_fd: Option<OwnedFd>,
@@ -170,10 +171,6 @@ impl Outgoing {
     pub(super) fn listen(&self, shared: &Shared) -> Option<Result<(), DownCause>> {
         let mut sender = self.sender.lock();
         if self.is_down() {
-            // It stays readable, and would wake each thread that goes to sleep.
-            if let Some(process) = sender.process.take() {
-                shared.watch_no_more(process.as_fd());
-            }
             return None;
         }
         let sender = &mut *sender;
@@ -202,10 +199,8 @@ impl Outgoing {
     fn end(&self, sender: &mut Sender, cause: &DownCause) {
         let _ = self.down.set(cause.clone());
         self.state.store(DOWN, Ordering::Release);
-        // Closing the descriptors takes them out of the epoll set. The process's, which copies of
-        // its memory may share, is taken out when it is reported once more.
-        (sender.channel, sender.segment_fd, sender.welcome) = (None, None, None);
-        let _ = sender.process.take_if(|process| Arc::strong_count(process) == 1);
+        (sender.channel, sender.process, sender.segment_fd, sender.welcome) =
+            (None, None, None, None);
         sender.greeting = None;
     }
 
@@ -230,7 +225,7 @@ impl Outgoing {
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
         }
-        let (process, segment) = (sender.process.clone(), sender.segment.clone());
+        let (process, segment) = (sender.process.as_deref().cloned(), sender.segment.clone());
         Ok(Arc::new(KernelCopy::of(peer.pid, process, segment, Arc::downgrade(self))))
     }
 
@@ -297,7 +292,7 @@ impl Sender {
                 channel.map_err(|error| Unsaid::of("it does not listen at its address", error))?;
             let watched = shared.watch_outgoing(index, channel.as_fd());
             watched.map_err(|error| Unsaid::of("epoll refused its socket", error.into()))?;
-            self.channel = Some(channel);
+            self.channel = Some(shared.watched(channel));
         }
         let Some(channel) = &self.channel else { return Ok(()) };
         if self.process.is_none() && self.segment_fd.is_some() {
@@ -306,7 +301,7 @@ impl Sender {
                 Ok(process)
             });
             match watched {
-                Ok(process) => self.process = Some(Arc::new(process)),
+                Ok(process) => self.process = Some(shared.watched(Arc::new(process))),
                 Err(error) if is_shortage(error) => return Err(Unsaid::Short(error)),
                 // Another pid namespace, or an old kernel: the socket's hang-up must do.
                 Err(_) => {}
@@ -328,7 +323,7 @@ impl Sender {
                         .map_err(|error| Unsaid::of("no random bytes", error.into()))?,
                 ),
             };
-            let session = match self.greeting.insert(begun).advance(channel) {
+            let session = match self.greeting.insert(begun).advance(&mut **channel) {
                 Ok(Progress::Waiting) => return Ok(()),
                 Ok(Progress::Short(error)) => return Err(Unsaid::Short(error)),
                 Ok(Progress::Proven(session)) => session,

@@ -13,6 +13,7 @@ use crate::net::greeting::{Failure, Greeting, Progress};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, Received};
 use crate::net::proof::{Role, Unproven};
+use crate::net::watched::Watched;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 /// A process that has connected, and is not admitted so far.
 #[derive(Debug)]
 pub(super) struct Stranger {
-    pub(super) channel: Channel,
+    pub(super) channel: Watched<Channel>,
     is_watched: bool,
     stage: Stage,
 }
@@ -47,10 +48,10 @@ pub(super) struct Hello {
 /// A sender that is admitted.
 pub(super) struct Guest {
     pub(super) from: PeerId,
-    pub(super) channel: Channel,
+    pub(super) channel: Watched<Channel>,
     pub(super) segment: Arc<Segment>,
     /// Readable when its process is dead.
-    pub(super) process: Option<OwnedFd>,
+    pub(super) process: Option<Watched<OwnedFd>>,
 }
 
 /// Progress of a pending connection.
@@ -68,6 +69,7 @@ pub(super) enum Heard {
 impl Stranger {
     pub(super) fn new(shared: &Shared, channel: Channel) -> Result<Self, Errno> {
         let greeting = greeting(Role::Listener, &shared.identity)?;
+        let channel = shared.watched(channel);
         Ok(Self { channel, is_watched: false, stage: Stage::Greeting(Box::new(greeting)) })
     }
 
@@ -92,7 +94,7 @@ impl Stranger {
             }
         }
         if let Stage::Greeting(greeting) = &mut self.stage {
-            let session = match greeting.advance(&mut self.channel) {
+            let session = match greeting.advance(&mut *self.channel) {
                 Ok(Progress::Waiting) => return Ok(Heard::Silent),
                 Ok(Progress::Short(error)) => return Ok(Heard::Short(error)),
                 Ok(Progress::Proven(session)) => session,
@@ -137,7 +139,7 @@ impl Stranger {
         // A pidfd is watched first: what it takes may be short.
         let watched = self.channel.peer_process().and_then(|process| {
             shared.watch_incoming(bell, process.as_fd())?;
-            Ok(process)
+            Ok(shared.watched(process))
         });
         let process = match watched {
             Ok(process) => Some(process),

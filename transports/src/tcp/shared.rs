@@ -12,13 +12,13 @@ use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
 use crate::net::key::DeviceKey;
 use crate::net::proof::Role;
+use crate::net::watched::Watched;
 use crate::sync::Sleepers;
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::TcpStream;
-use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,31 +30,8 @@ pub(super) const TIMER: u64 = 2;
 pub(super) const LINK: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
-/// The socket of a connection that is up. It leaves the epoll set before it is closed: where a
-/// forked child has it too, the kernel would report its end for ever.
-#[derive(Debug)]
-pub(super) struct Connection {
-    socket: TcpStream,
-    epoll: Arc<OwnedFd>,
-    owner: Owner,
-}
-
-impl Deref for Connection {
-    type Target = TcpStream;
-
-    fn deref(&self) -> &TcpStream {
-        &self.socket
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        // The epoll set is the parent's.
-        if self.owner.is_here() {
-            let _ = epoll::delete(&self.epoll, &self.socket);
-        }
-    }
-}
+/// The socket of a connection that is up.
+pub(super) type Connection = Watched<TcpStream>;
 
 /// State that links and the device share.
 #[derive(Debug)]
@@ -107,7 +84,7 @@ impl Shared {
     }
 
     pub(super) fn connection(&self, socket: TcpStream) -> Arc<Connection> {
-        Arc::new(Connection { socket, epoll: self.epoll.clone(), owner: self.owner })
+        Arc::new(Watched::new(socket, &self.epoll))
     }
 
     /// Begins an end at a free place, whose number is a part of `key`.

@@ -13,6 +13,8 @@ use super::*;
 use crate::bootstrap::error::Departure;
 use crate::bootstrap::protocol::MAX_VALUE;
 use crate::bootstrap::server::Server;
+use crate::settings::{GpuChoice, Settings, TransportChoice};
+use crate::{CompQueue, Outcome, PostError, Rank, Runtime, Tag};
 
 fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
@@ -220,4 +222,45 @@ fn a_bad_frame_is_an_error() {
     let (client, launcher) = joined();
     send(&launcher, &[200, 1, 2], SendFlags::NOSIGNAL).unwrap();
     assert!(matches!(client.get("a"), Err(BootstrapError::BadFrame(_))));
+}
+
+/// A rank that no other one has reached so far.
+fn started(client: FromLauncher) -> Runtime {
+    let settings =
+        Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+    let settings = settings.build_from_vars::<String, String>([]).unwrap();
+    Runtime::builder().settings(settings).bootstrap(Box::new(client)).start().unwrap()
+}
+
+#[test]
+fn a_message_to_a_rank_that_has_not_started_fails_at_the_launchers_end_also_after_a_loss() {
+    let (client, launcher) = joined();
+    let runtime = started(client);
+    let mut send = runtime.post_send(Rank(0), b"x", Tag(1));
+    assert!(matches!(send.try_submit(), Ok(Outcome::Retry(_))));
+    tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Disconnected });
+    assert!(matches!(send.try_submit(), Ok(Outcome::Retry(_))), "rank 0 may still come");
+    drop(launcher);
+    let error = send.try_submit().unwrap_err();
+    assert!(matches!(error, PostError::Bootstrap { rank: Rank(0), .. }), "{error}");
+}
+
+#[test]
+fn a_receive_from_a_rank_that_is_lost_before_it_has_started_fails() {
+    let (client, launcher) = joined();
+    let runtime = started(client);
+    let ended = CompQueue::new(2);
+    for rank in [0, 2] {
+        let receive = runtime.post_recv(Rank(rank), vec![0; 8], Tag(1));
+        receive.comp(&ended).submit().unwrap();
+    }
+    let status = thread::scope(|scope| {
+        scope.spawn(|| tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Killed(9) }));
+        runtime.wait_for(WATCHDOG, || !ended.is_empty()).unwrap();
+        ended.pop().unwrap()
+    });
+    assert_eq!(status.rank, Rank(2));
+    let error = status.ok().unwrap_err().to_string();
+    assert!(error.contains("was killed by signal 9"), "{error}");
+    assert!(ended.is_empty() && runtime.peer_down(Rank(0)).is_none(), "rank 0 may still come");
 }

@@ -66,7 +66,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Bootstrap;
 use super::client::{Client, Host, Wire};
-use super::error::{BootstrapError, Departure};
+use super::error::BootstrapError;
 use super::exchange::Exchange;
 use super::job::JobId;
 use super::server::Server;
@@ -196,8 +196,8 @@ impl Bootstrap for FromEnvironment {
         self.client.get(key)
     }
 
-    fn lost(&self, rank: u32) -> Option<Departure> {
-        self.client.lost(rank)
+    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+        self.client.check(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

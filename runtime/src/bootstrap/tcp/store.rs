@@ -6,19 +6,22 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::pending::Pending;
 use carrack_transports::net::proof::{Claim, Key, Role, Session, Unproven};
 use carrack_transports::net::streams::TcpChannel;
+use carrack_transports::net::watched::Watched;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
 use super::join::{FRAMES, LIMITS, PROTOCOL, WELCOME, WRONG_SECRET};
 use crate::bootstrap::client::Wire;
 use crate::bootstrap::error::{BootstrapError, Departure};
-use crate::bootstrap::protocol::{Frame, VERSION};
+use crate::bootstrap::protocol::{Frame, MAX_FRAME, VERSION};
 use crate::bootstrap::server::{Outgoing, Server};
 
 /// Pending connections at a time.
@@ -57,19 +60,26 @@ pub(super) struct Store {
     /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
     shut_until: Option<Instant>,
-    events: OwnedFd,
+    events: Arc<OwnedFd>,
     stop: OwnedFd,
 }
 
 struct Member {
-    wire: Wire,
+    wire: Watched<Wire>,
     watched_for: epoll::EventFlags,
 }
 
 struct Caller {
-    channel: TcpChannel,
+    wire: Watched<Wire>,
     greeting: Greeting,
     from: SocketAddr,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // The rank waits for it, and closing does not tell where a forked child has the socket too.
+        let _ = shutdown(&self.wire, Shutdown::Write);
+    }
 }
 
 impl Store {
@@ -83,7 +93,7 @@ impl Store {
         (patience, stop): (Duration, OwnedFd),
     ) -> Result<Self, BootstrapError> {
         let failed = |errno| BootstrapError::os("making an epoll for the bootstrap", errno);
-        let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let events = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
         let size = server.size() as usize;
         let mut store = Self {
             listener,
@@ -104,7 +114,8 @@ impl Store {
             store.watch(listener.as_fd(), LISTENER).map_err(failed)?;
         }
         store.watch(zero.as_fd(), MEMBER).map_err(failed)?;
-        store.members[0] = Some(Member { wire: zero, watched_for: epoll::EventFlags::IN });
+        let wire = Watched::new(zero, &store.events);
+        store.members[0] = Some(Member { wire, watched_for: epoll::EventFlags::IN });
         Ok(store)
     }
 
@@ -196,6 +207,7 @@ impl Store {
                 }
             };
             let Ok(channel) = TcpChannel::over(stream, LIMITS) else { continue };
+            let wire = Watched::new(Wire::Tcp(channel), &self.events);
             let greeting = Greeting::new(Role::Listener, PROTOCOL, &self.key, self.claim);
             let Ok(greeting) = greeting else { continue };
             if let Some(oldest) = self.callers.crowded() {
@@ -203,9 +215,9 @@ impl Store {
                 self.greet(oldest);
             }
             let now = Instant::now();
-            let place = self.callers.admit(Caller { channel, greeting, from }, now);
+            let place = self.callers.admit(Caller { wire, greeting, from }, now);
             let Some(caller) = self.callers.get(place) else { continue };
-            if self.watch(caller.channel.as_fd(), CALLER | u64::from(place)).is_err() {
+            if self.watch(caller.wire.as_fd(), CALLER | u64::from(place)).is_err() {
                 self.callers.take(place);
             }
             self.greet(place);
@@ -215,7 +227,7 @@ impl Store {
     /// Handles the bytes of a pending connection.
     fn greet(&mut self, place: u32) {
         let Some(caller) = self.callers.get_mut(place) else { return };
-        let outcome = match caller.greeting.advance(&mut caller.channel) {
+        let outcome = match caller.greeting.advance(&mut *caller.wire) {
             Ok(Progress::Waiting | Progress::Short(_)) => return,
             Ok(Progress::Proven(session)) => Ok(session),
             Err(failure) => Err(failure),
@@ -232,7 +244,7 @@ impl Store {
         match failure {
             Failure::Unproven(Unproven::Secret) => {
                 self.callers.refused(&whom, WRONG_SECRET, now);
-                let _ = caller.channel.say(&PROTOCOL.refusal(WRONG_SECRET));
+                let _ = caller.wire.say(&PROTOCOL.refusal(WRONG_SECRET));
                 let claim = caller.greeting.claim().unwrap_or_default();
                 self.lost(claim.rank.get(), Departure::OtherSecret);
             }
@@ -263,7 +275,7 @@ impl Store {
             Some((why, how)) => {
                 let from = caller.from;
                 tracing::warn!(%from, rank, why, "a rank was not let in");
-                let _ = caller.channel.say(&PROTOCOL.refusal(&why));
+                let _ = caller.wire.say(&PROTOCOL.refusal(&why));
                 Some(how)
             }
         };
@@ -278,20 +290,21 @@ impl Store {
             }
             Some(how) => return how.into_iter().for_each(|how| self.lost(rank, how)),
         }
-        caller.channel.set_limits(FRAMES);
+        if let Wire::Tcp(channel) = &mut *caller.wire {
+            channel.set_limits(FRAMES);
+        }
         let token = epoll::EventData::new_u64(MEMBER | u64::from(rank));
         let watched_for = epoll::EventFlags::IN;
         let welcome = PROTOCOL.message(WELCOME, &[&VERSION.to_le_bytes()]);
-        let welcomed = caller.channel.say(&welcome).is_ok()
-            && epoll::modify(&self.events, &caller.channel, token, watched_for).is_ok();
+        let welcomed = caller.wire.say(&welcome).is_ok()
+            && epoll::modify(&self.events, &caller.wire, token, watched_for).is_ok();
         self.came_from[rank as usize] = Some(caller.from);
         self.missing = self.missing.saturating_sub(1);
         if !welcomed {
             let outgoing = self.server.departed(rank, Departure::Disconnected);
             return self.deliver(outgoing);
         }
-        let wire = Wire::Tcp(caller.channel);
-        self.members[rank as usize] = Some(Member { wire, watched_for });
+        self.members[rank as usize] = Some(Member { wire: caller.wire, watched_for });
         let earlier = self.server.departures().map(|gone| (rank, gone)).collect();
         self.deliver(earlier);
         self.hear(rank);
@@ -342,7 +355,7 @@ impl Store {
             if member.wire.unsent() > FULL {
                 break;
             }
-            match member.wire.hear() {
+            match member.wire.hear(MAX_FRAME) {
                 Ok(Some(bytes)) => {
                     let outgoing = self.server.receive(rank, &bytes);
                     self.deliver(outgoing);
