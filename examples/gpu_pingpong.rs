@@ -53,7 +53,8 @@ fn rally(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
             [memory.slice(0, size), memory.slice(size, size)].map(|half| half.ok_or("half of it"));
         let [ball, back] = halves;
         let (ball, back) = (ball?, back?);
-        let bytes: Vec<u8> = (0..size).map(|at| (at * 31 + size) as u8).collect();
+        let period: Vec<u8> = (0..size.min(256)).map(|at| (at * 31 + size) as u8).collect();
+        let bytes = period.repeat(size.div_ceil(256));
         if serves {
             ball.write(&bytes)?;
         }

@@ -12,7 +12,7 @@ use std::error::Error;
 
 const ROWS: usize = 120;
 const COLUMNS: usize = 200;
-const STEPS: u64 = 300;
+const STEPS: u64 = 100;
 /// Index of each halo row: that of the rank above is 0, that of the rank below 1.
 const SIDES: [usize; 2] = [0, 1];
 

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 /// Cells and steps of the bar that is compared as a whole.
 const SMALL: usize = 16;
-const STEPS: u64 = 50;
+const STEPS: u64 = 20;
 /// Steps before the measurement.
 const WARM: u64 = 10;
 

@@ -69,7 +69,7 @@ fn processes_that_exchange_rows_with_their_neighbours_compute_what_one_does_alon
         let lines = run("stencil", ranks);
         let right = lines
             .iter()
-            .filter(|line| line.contains("after 300 steps as if computed alone"))
+            .filter(|line| line.contains("after 100 steps as if computed alone"))
             .count();
         assert_eq!(right, ranks as usize, "{lines:?}");
     }
@@ -265,12 +265,12 @@ fn ranks_that_put_layers_of_a_bar_to_their_neighbours_compute_what_one_does_alon
         assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
         assert_eq!(saying(&lines, "12³ cells: "), ranks as usize, "{lines:?}");
         assert_eq!(
-            saying(&lines, "layers after 50 steps as if computed alone"),
+            saying(&lines, "layers after 20 steps as if computed alone"),
             ranks as usize,
             "{lines:?}"
         );
     }
-    assert_eq!(saying(&run_alone("halo_3d"), "layers after 50 steps as if computed alone"), 2);
+    assert_eq!(saying(&run_alone("halo_3d"), "layers after 20 steps as if computed alone"), 2);
 }
 
 #[test]

@@ -375,7 +375,7 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
 }
 
 fn very_many_messages_wait_for_a_rank_that_is_late<J: Job>() {
-    let count = amount("TEST_WAITING", 40_000, 100_000);
+    let count = amount("TEST_WAITING", 24_000, 100_000);
     let ranks = J::pair();
     let budget = ranks[1].settings().unexpected();
     let (over, size) = (Counter::new(), |at: u64| [8, 60, 1000][at as usize % 3]);

@@ -34,7 +34,7 @@ fn stderr(output: &Output) -> String {
 
 /// The lines of `perf` with these arguments, as JSON.
 fn perf(args: &[&str]) -> Vec<Value> {
-    let output = run(&[&["perf", "--json", "--seconds", "0.05"], args].concat());
+    let output = run(&[&["perf", "--json", "--seconds", "0.02"], args].concat());
     lines(&stdout(&output))
 }
 
@@ -218,7 +218,7 @@ fn people_get_a_table() {
 fn a_plot_has_both_charts_with_both_operations() {
     let file = std::env::temp_dir().join(format!("carrack-perf-{}.svg", std::process::id()));
     let output =
-        run(&["perf", "--size", "8,64,4K", "--seconds", "0.05", "--plot", file.to_str().unwrap()]);
+        run(&["perf", "--size", "8,64,4K", "--seconds", "0.02", "--plot", file.to_str().unwrap()]);
     stdout(&output);
     let svg = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();

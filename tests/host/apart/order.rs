@@ -2,7 +2,7 @@
 
 use super::{Me, by_context};
 use crate::support::sink::{Sink, Sort};
-use crate::support::{pattern, posted, until};
+use crate::support::{amount, pattern, posted, until};
 use carrack::{Handler, PostError, Rank, RemoteComp, Tag, UserContext};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,7 +77,7 @@ pub(crate) fn both_ways(me: &Me) {
 pub(crate) fn flood(me: &Me) {
     const REQUESTS: RemoteComp = RemoteComp::named("requests");
     const REPLIES: RemoteComp = RemoteComp::named("replies");
-    const FLOODS: u64 = 20 * COUNT;
+    let floods = amount("TEST_FLOODS", 8 * COUNT, 20 * COUNT);
     let (refused, replied) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (refusals, replies) = (refused.clone(), replied.clone());
     let reply = me.runtime.handler(move |runtime, status| {
@@ -95,7 +95,7 @@ pub(crate) fn flood(me: &Me) {
     me.runtime.register_comp_named("replies", &check).unwrap();
     me.meet();
     let mut most = 0;
-    for number in 0..FLOODS {
+    for number in 0..floods {
         let mut post = me.runtime.post_am(me.peer, request(number), REQUESTS).tag(Tag(number));
         while let Err(error) = post.submit() {
             assert!(matches!(error, PostError::BacklogFull { .. }), "{error}");
@@ -103,7 +103,7 @@ pub(crate) fn flood(me: &Me) {
             most = most.max(me.runtime.pending().operations.len());
         }
     }
-    until(me.all(), || replied.load(Ordering::Relaxed) == FLOODS);
+    until(me.all(), || replied.load(Ordering::Relaxed) == floods);
     assert_eq!(refused.load(Ordering::Relaxed), 0, "replies that were refused");
-    assert!(most < FLOODS as usize / 2, "{most} waited at a time");
+    assert!(most < floods as usize / 2, "{most} waited at a time");
 }

@@ -17,7 +17,7 @@ const LANES: u32 = 2;
 pub(crate) const SLACK: u64 = 8 << 20;
 
 pub(crate) fn messages() -> u64 {
-    amount("TEST_SOAK", 200_000, 1_000_000)
+    amount("TEST_SOAK", 100_000, 1_000_000)
 }
 
 #[test]

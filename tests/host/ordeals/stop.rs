@@ -38,7 +38,7 @@ fn a_rank_that_is_stopped_for_a_while_loses_nothing_and_is_not_taken_for_dead() 
 
 pub(crate) fn rank(role: &Role) {
     let [seed, stopped, after, parts] = role.words[..] else { panic!("four words") };
-    let steps = amount("TEST_STOP_STEPS", 2000, 20_000);
+    let steps = amount("TEST_STOP_STEPS", 1000, 20_000);
     let kernel_copy = if parts == 1 { AutoChoice::Off } else { AutoChoice::Auto };
     let runtime = role.runtime(OverShm::settings().setting("kernel_copy", kernel_copy));
     let plan = Plan { seed, steps, lanes: 1, large: 20, longest: 300_000, room: 270_000 };

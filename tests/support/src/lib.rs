@@ -292,6 +292,25 @@ pub fn step(ranks: &[Runtime]) {
     }
 }
 
+/// Pauses of a wait in which nothing moves: it waits for a timer or for another thread, and the
+/// tests beside it need the CPU.
+#[derive(Default)]
+struct Pauses {
+    /// Passes in a row that moved nothing.
+    idle: u32,
+}
+
+impl Pauses {
+    /// Ends a pass.
+    fn after(&mut self, moved: bool) {
+        self.idle = if moved { 0 } else { self.idle.saturating_add(1) };
+        match self.idle {
+            0..200 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
 /// Makes progress on all ranks until `done`.
 #[track_caller]
 pub fn until(ranks: &[Runtime], mut done: impl FnMut() -> bool) {
@@ -303,19 +322,22 @@ pub fn until(ranks: &[Runtime], mut done: impl FnMut() -> bool) {
 #[track_caller]
 pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> Vec<ProgressError> {
     let mut errors: Vec<ProgressError> = Vec::new();
-    let start = Instant::now();
+    let (start, mut pauses) = (Instant::now(), Pauses::default());
     while !done() {
+        let mut moved = false;
         for rank in ranks {
-            if let Err(error) = rank.progress_all()
-                && !errors.iter().any(|seen| seen.to_string() == error.to_string())
-            {
-                errors.push(error);
+            match rank.progress_all() {
+                Ok(some) => moved |= some,
+                Err(error) if !errors.iter().any(|seen| seen.to_string() == error.to_string()) => {
+                    errors.push(error);
+                }
+                Err(_) => {}
             }
         }
         if start.elapsed() > patience(LIMIT / 2) {
             panic!("nothing came of it; progress complained of {errors:?}");
         }
-        std::thread::yield_now();
+        pauses.after(moved);
     }
     errors
 }
@@ -323,15 +345,14 @@ pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> V
 /// Returns `true` if `done` becomes true within the time, while all ranks make progress. For
 /// events that must not happen, and for those that a bug would prevent.
 pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
+    let (start, mut pauses) = (Instant::now(), Pauses::default());
     while !done() {
         if start.elapsed() > within {
             return false;
         }
-        for rank in ranks {
-            let _ = rank.progress_all();
-        }
-        std::thread::yield_now();
+        let moved =
+            ranks.iter().fold(false, |moved, rank| rank.progress_all().unwrap_or(false) | moved);
+        pauses.after(moved);
     }
     true
 }
@@ -350,8 +371,10 @@ pub fn settle(ranks: &[Runtime]) {
         |choice| matches!(choice, TransportChoice::Verbs | TransportChoice::VerbsSimulated);
     let has_nic =
         ranks.iter().any(|rank| rank.settings().transports().iter().copied().any(is_nics));
+    // Each of a NIC's passes gives it time for all it has.
+    let enough = if has_nic { 100 } else { 200 };
     let mut idle = 0;
-    while idle < 200 {
+    while idle < enough {
         let moved =
             ranks.iter().fold(false, |moved, rank| rank.progress_all().unwrap_or(true) | moved);
         idle = if moved { 0 } else { idle + 1 };

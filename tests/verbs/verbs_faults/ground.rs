@@ -268,6 +268,10 @@ impl Ground {
             if start.elapsed() > PATIENCE {
                 panic!("it does not come: {what}; {:?}", self.state());
             }
+            // What takes longer waits for a timer, and other tests need the CPU.
+            if start.elapsed() > Duration::from_millis(200) {
+                std::thread::sleep(Duration::from_micros(200));
+            }
         }
     }
 
