@@ -148,7 +148,9 @@ impl<T> Waiting<T> {
 
     /// Sets the length. The holder of the lock calls it.
     pub fn set_count(&self, count: usize) {
-        let before = self.count.swap(u32::try_from(count).unwrap_or(u32::MAX), Ordering::AcqRel);
+        // No exchange: no other thread writes it meanwhile.
+        let before = self.count.load(Ordering::Relaxed);
+        self.count.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
         if let Some((chores, chore)) = &self.chore
             && (before == 0) != (count == 0)
         {
