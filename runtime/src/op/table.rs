@@ -378,6 +378,21 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_that_its_adder_carries_on_first_hears_later_of_what_comes_meanwhile() {
+        let table = OpTable::default();
+        let at = (Rank(1), table.name());
+        let out = table.add(at.1, op(1), true).ok().unwrap().unwrap();
+        assert!(table.has(at) && table.try_take(at).is_none() && table.count() == 1);
+        assert!(table.on(at, 7, |_, _| unreachable!("the adder has it")).is_none());
+        let mut seen = Vec::new();
+        table.give_back(at, out, Flow::Stays, |_, event| {
+            seen.push(event);
+            Flow::Ends
+        });
+        assert_eq!((seen, table.count()), (vec![7], 0));
+    }
+
+    #[test]
     fn a_name_is_found_only_together_with_its_peer() {
         let table = OpTable::default();
         let name = table.name();

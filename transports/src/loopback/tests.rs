@@ -1,8 +1,9 @@
 //! Submits that passed their checks before a side closed, and reach the queue after the close.
 
 use super::*;
-use crate::contract::Submit;
-use crate::mem::{HostAllocator, PacketPool, Region};
+use crate::contract::{Op, Submit};
+use crate::mem::{HostAllocator, MemRef, PacketPool, Region};
+use std::time::{Duration, Instant};
 
 fn device(me: u32) -> LoopbackDevice {
     let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
@@ -42,4 +43,43 @@ fn an_operation_that_comes_to_its_queue_behind_a_close_ends_once() {
         ends_of(&there);
         assert_eq!(ends_of(&here), 0, "twice; the sender closes: {sender_closes}");
     }
+}
+
+#[test]
+fn who_polls_only_while_the_word_is_not_zero_gets_every_message() {
+    const EACH: usize = 2000;
+    let (receiver, senders) = (device(0), [1, 2, 3].map(device));
+    let word = receiver.news().unwrap();
+    assert_eq!(word.load(Ordering::Acquire), 0);
+    std::thread::scope(|scope| {
+        for sender in &senders {
+            let link = sender.link_to(&receiver.address(), PeerId(0)).unwrap();
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    while !matches!(
+                        link.submit(Op::AmCopied {
+                            header: Header([0; 2]),
+                            bytes: MemRef::host(&[1; 8])
+                        }),
+                        Ok(Submit::Done)
+                    ) {
+                        std::thread::yield_now();
+                    }
+                }
+                link
+            });
+        }
+        let (mut batch, mut arrived) = (Batch::new(8), 0);
+        let until = Instant::now() + Duration::from_secs(60);
+        while arrived < EACH * senders.len() {
+            assert!(Instant::now() < until, "{arrived} messages have arrived");
+            if word.load(Ordering::Acquire) == 0 {
+                std::thread::yield_now();
+                continue;
+            }
+            receiver.poll(&mut batch, &mut |_| {});
+            let arrivals = batch.drain().filter(|event| matches!(event, Event::Arrived { .. }));
+            arrived += arrivals.count();
+        }
+    });
 }
