@@ -7,6 +7,7 @@ use super::address::Address;
 use super::flusher::Flusher;
 use super::incoming::{Fault, Inbound, Read, Receiving};
 use super::link::TcpLink;
+use super::looks::Looks;
 use super::outgoing::Outgoing;
 use super::shared::{BELL, LINK, LISTENER, STRANGER, Shared, TIMER};
 use super::strangers::{Guest, Strangers};
@@ -46,19 +47,6 @@ const HOT: usize = 4;
 /// Time for which a socket is read directly after something came on it.
 const WARM: u64 = 1000 * TICKS_PER_MICROSECOND;
 
-/// Time between two looks at the epoll set.
-const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
-
-/// Times its own length that a look which finds nothing is apart from the next: where system calls
-/// are slow, looks still take a fiftieth of the time.
-const APART: u64 = 50;
-
-/// Time between two looks of a device that has no connection, and makes none.
-const ALONE: u64 = 100 * TICKS_PER_MICROSECOND;
-
-/// Time between two looks, at most.
-const LONGEST: u64 = 500 * TICKS_PER_MICROSECOND;
-
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -76,10 +64,7 @@ pub(super) struct Polling {
     /// Places of sockets that are read directly, with the ticks at which something last came.
     hot: Vec<(u32, u64)>,
     scratch: Box<[u8]>,
-    polls: u32,
-    looked_at: u64,
-    /// Ticks from the last look to the next.
-    pause: u64,
+    looks: Looks,
     ticked_at: Instant,
     /// Interval of the timer, which ticks for a thread that sleeps.
     span: Option<Timespec>,
@@ -159,9 +144,7 @@ impl TcpDevice {
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
                 scratch: vec![0; SCRATCH].into(),
-                polls: 0,
-                looked_at: 0,
-                pause: LOOK,
+                looks: Looks::new(),
                 ticked_at: Instant::now(),
                 span: None,
                 ahead: None,
@@ -317,7 +300,7 @@ impl TcpDevice {
     /// Reads the epoll set.
     #[cold]
     fn look(&self, polling: &mut Polling, batch: &mut Batch) {
-        polling.looked_at = ticks();
+        polling.looks.begin();
         self.excuse(polling);
         if self.shared.is_closed() {
             return;
@@ -327,9 +310,7 @@ impl TcpDevice {
         let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else {
             return;
         };
-        let took = ticks().wrapping_sub(polling.looked_at);
-        let least = if self.is_alone(polling) { ALONE } else { LOOK };
-        polling.pause = if ready.is_empty() { pause(took, least) } else { LOOK };
+        polling.looks.end(!ready.is_empty(), self.is_alone(polling));
         // One that fills each batch is not the first again.
         polling.turn = polling.turn.wrapping_add(1);
         ready.rotate_left(polling.turn % ready.len().max(1));
@@ -417,11 +398,6 @@ impl TcpDevice {
     }
 }
 
-/// Returns the ticks between a look that took so many and found nothing, and the next.
-fn pause(took: u64, least: u64) -> u64 {
-    took.saturating_mul(APART).clamp(least, LONGEST)
-}
-
 impl Polling {
     /// Has polls read a socket directly.
     fn warm(&mut self, index: u32) {
@@ -439,14 +415,6 @@ impl Polling {
             *entry = None;
         }
         self.hot.retain(|hot| hot.0 != index);
-    }
-
-    /// Returns `true` if a look at the epoll set is due, after a poll.
-    #[inline(always)]
-    fn is_due(&mut self, idle: bool) -> bool {
-        self.polls = self.polls.wrapping_add(1);
-        let asks = if idle { self.polls.is_multiple_of(8) } else { self.polls.is_multiple_of(64) };
-        asks && ticks().wrapping_sub(self.looked_at) >= self.pause
     }
 }
 
@@ -496,7 +464,7 @@ impl Device for TcpDevice {
         if self.shared.news.load(Ordering::Relaxed) {
             self.news(polling, batch);
         }
-        if polling.is_crowded && ticks().wrapping_sub(polling.looked_at) >= LOOK {
+        if polling.is_crowded && polling.looks.is_past() {
             self.look(polling, batch);
         }
         if polling.has_backlog {
@@ -507,7 +475,7 @@ impl Device for TcpDevice {
         }
         let is_armed =
             self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire);
-        if is_armed || polling.is_due(batch.is_empty()) {
+        if is_armed || polling.looks.is_due(batch.is_empty()) {
             self.look(polling, batch);
         }
         if self.shared.news.load(Ordering::Relaxed) && !self.shared.deaths.lock().is_empty() {
@@ -596,19 +564,5 @@ impl Device for TcpDevice {
 impl Drop for TcpDevice {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn looks_that_find_nothing_take_a_fiftieth_of_the_time_up_to_a_limit() {
-        let spans = [(0, LOOK), (LOOK / 10, 5 * LOOK), (LOOK, LONGEST), (u64::MAX, LONGEST)];
-        for (took, wanted) in spans {
-            assert_eq!(pause(took, LOOK), wanted);
-        }
-        assert_eq!(pause(0, ALONE), ALONE);
     }
 }

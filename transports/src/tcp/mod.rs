@@ -3,7 +3,8 @@
 //! | module | one idea |
 //! |---|---|
 //! | `calls` | connections that come in |
-//! | `device` | the sockets of a device, and when a poll reads which of them |
+//! | `device` | the sockets of a device, and which of them a poll reads |
+//! | `looks` | when a poll reads the epoll set |
 //! | `link` | a link, as the runtime has it: messages are gathered |
 //! | `outgoing` | the sending end of a connection: dials, greets, sends again after a cut |
 //! | `shared` | state that links and the device share |
@@ -47,6 +48,7 @@ mod flusher;
 pub mod frame;
 mod incoming;
 mod link;
+mod looks;
 mod outflow;
 mod outgoing;
 mod settings;
