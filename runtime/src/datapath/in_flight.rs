@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
             return;
         }
         let arrivals = self.arrivals.into_iter().map(|(comp, status)| (Some(comp), status));
-        let ended = self.ended.into_iter().chain(arrivals);
+        let ended = self.ended.chain(arrivals);
         self.device.undelivered.tell_later(About::Received, ended);
         for (by, violation) in self.violations {
             if let Violation::Broken(why) = violation {

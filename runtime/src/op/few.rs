@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(crate) struct Few<T> {
     first: Option<T>,
-    /// Apart, because a queue without values takes longer to drop than a pointer.
+    #[allow(clippy::box_collection, reason = "a queue without values takes longer to drop")]
     others: Option<Box<VecDeque<T>>>,
 }
 
@@ -60,6 +60,6 @@ mod tests {
         few.extend([1, 2, 3]);
         assert_eq!((few.pop_front(), few.pop_front()), (Some(1), Some(2)));
         few.extend([4, 5]);
-        assert_eq!(few.into_iter().collect::<Vec<_>>(), [3, 4, 5]);
+        assert_eq!(few.collect::<Vec<_>>(), [3, 4, 5]);
     }
 }

@@ -90,6 +90,7 @@ struct Slot<E: Entry> {
     /// `None` while a thread carries it on.
     entry: Option<Box<E>>,
     /// Those that have come meanwhile: seldom any.
+    #[allow(clippy::box_collection, reason = "a queue without values takes longer to drop")]
     events: Option<Box<VecDeque<E::Event>>>,
 }
 

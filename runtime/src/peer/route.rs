@@ -438,7 +438,7 @@ pub(crate) fn candidates(
     };
     if let Err(BootstrapError::RankGone { how, .. }) = &found {
         // Receives that wait for it have no link that would tell.
-        device.undelivered.note_broken(rank, DownCause::Gone(format!("it {how}")));
+        device.undelivered.note_broken(rank, DownCause::Lost(how.to_string()));
     }
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         return Ok(None);

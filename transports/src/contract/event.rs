@@ -109,6 +109,9 @@ pub enum DownCause {
     /// Its process is dead, or its end of the connection is.
     #[error("its process is gone ({0})")]
     Gone(String),
+    /// The job has lost it, as its bootstrap says.
+    #[error("it {0}")]
+    Lost(String),
     /// The peer broke the protocol; what it wrote cannot be trusted.
     #[error("it broke the protocol: {0}")]
     Protocol(String),
