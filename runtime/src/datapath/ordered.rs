@@ -291,8 +291,10 @@ impl Holder for Ordered {
             later.end(error)
         }));
         if matches!(why, Ending::Closed) {
-            let copies = self.0.lock().remove(|_| true);
-            self.0.set_count(0);
+            let mut standing = self.0.lock();
+            let copies = standing.remove(|_| true);
+            self.0.set_count(standing.len());
+            drop(standing);
             let until = Instant::now() + PATIENCE;
             ended.extend(copies.into_iter().filter_map(|entry| match entry.waits {
                 Waits::Copy(landing) => Some(landing.close_by(until)),

@@ -148,6 +148,8 @@ impl<T> Waiting<T> {
 
     /// Sets the length. The holder of the lock calls it.
     pub fn set_count(&self, count: usize) {
+        #[cfg(not(loom))]
+        debug_assert!(self.list.is_locked(), "the length of a list is set without its lock");
         // No exchange: no other thread writes it meanwhile.
         let before = self.count.load(Ordering::Relaxed);
         self.count.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
@@ -242,16 +244,20 @@ mod tests {
         let chores = Chores::default();
         let list: Waiting<Vec<u8>> = Waiting::for_progress(&chores, PULLS);
         let other: Waiting<Vec<u8>> = Waiting::for_progress(&chores, FLUSHES);
+        let set = |list: &Waiting<Vec<u8>>, count| {
+            let _list = list.lock();
+            list.set_count(count);
+        };
         assert!(!chores.there().any());
-        list.set_count(2);
-        list.set_count(1);
+        set(&list, 2);
+        set(&list, 1);
         assert!(chores.there().has(PULLS) && !chores.there().has(FLUSHES));
-        other.set_count(1);
-        list.set_count(0);
+        set(&other, 1);
+        set(&list, 0);
         assert!(!chores.there().has(PULLS) && chores.there().has(FLUSHES));
         assert!(!chores.there().but(FLUSHES).any());
-        Waiting::<Vec<u8>>::new().set_count(1);
-        other.set_count(0);
+        set(&Waiting::new(), 1);
+        set(&other, 0);
         assert!(!chores.there().any() && list.is_empty());
     }
 }
