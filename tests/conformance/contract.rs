@@ -24,6 +24,7 @@ over_each_transport!(
     a_link_connects_without_blocking_and_says_when_it_is_up,
     messages_of_a_link_arrive_in_order_whole_and_with_their_headers,
     a_batch_is_never_filled_beyond_its_limit_and_nothing_is_skipped,
+    the_end_of_a_peer_waits_for_room_in_the_batch,
     a_link_whose_receiver_stands_still_is_busy_and_goes_on_later,
     everything_that_was_sent_arrives_before_the_end_is_told_once,
     what_was_sent_arrives_before_the_end_also_when_links_lead_both_ways,
@@ -217,6 +218,37 @@ fn a_batch_is_never_filled_beyond_its_limit_and_nothing_is_skipped<J: Job>() {
         for event in events {
             assert_message(&event, 0, next * 9);
             next += 1;
+        }
+    }
+}
+
+fn the_end_of_a_peer_waits_for_room_in_the_batch<J: Job>() {
+    for polls in 0..8 {
+        let [mut speaks, mut ends] = [1, 2].map(Side::new::<J>);
+        let mut here = Side::with::<J>(0, PacketPool::new(Arc::new(HostAllocator), 4096, 64), 1);
+        let links = [speaks.connect(&here, 0), ends.connect(&here, 0)];
+        for link in &links {
+            bring_up(link, &mut [&mut speaks, &mut ends, &mut here]);
+        }
+        // Another one is the first to be looked at.
+        for _ in 0..polls {
+            assert!(here.poll().is_empty());
+        }
+        assert_eq!(am(&links[0], 9, &[]), Ok(Submit::Done));
+        ends.device.close();
+        // The next poll finds both.
+        if let Armed::Wait(_) = here.device.arm() {
+            here.device.disarm();
+        }
+        let (mut has_come, mut has_ended, start) = (false, false, Instant::now());
+        while !(has_come && has_ended) {
+            let events = here.poll();
+            assert!(events.len() <= 1, "{events:?}");
+            for event in events {
+                has_ended |= matches!(event, Event::PeerDown { .. });
+                has_come |= matches!(event, Event::Arrived { .. });
+            }
+            assert!(start.elapsed() < LIMIT / 2);
         }
     }
 }

@@ -442,7 +442,7 @@ impl Sender {
             return Look::Goes;
         }
         if !self.consumer.is_ready() {
-            return self.nothing(false);
+            return self.nothing(false, batch);
         }
         // A single message from a sender that does not stream: a look for a second one would fetch
         // the line that the sender is about to write.
@@ -453,7 +453,7 @@ impl Sender {
             }
             let record = match self.consumer.peek() {
                 Ok(Some(record)) => record,
-                Ok(None) => return self.nothing(taken > 0),
+                Ok(None) => return self.nothing(taken > 0, batch),
                 Err(why) => return Look::Ended(corrupt(why)),
             };
             let (count, header) = (record.count, Header(record.header()));
@@ -479,7 +479,7 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn nothing(&mut self, some: bool) -> Look {
+    fn nothing(&mut self, some: bool, batch: &Batch) -> Look {
         if self.run >= RUN {
             self.rest = REST;
         }
@@ -488,7 +488,7 @@ impl Sender {
         match &self.ended {
             None => Look::Goes,
             // One more look: the last messages may have come between the two looks.
-            Some(_) if self.consumer.is_ready() => Look::Goes,
+            Some(_) if batch.is_full() || self.consumer.is_ready() => Look::Goes,
             Some(cause) => Look::Ended(cause.clone()),
         }
     }
