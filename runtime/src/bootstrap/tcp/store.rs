@@ -16,7 +16,6 @@ use carrack_transports::net::streams::TcpChannel;
 use carrack_transports::net::watched::Watched;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown};
 
 use super::join::{FRAMES, LIMITS, PROTOCOL, WELCOME, WRONG_SECRET};
 use crate::bootstrap::client::Wire;
@@ -73,13 +72,6 @@ struct Caller {
     wire: Watched<Wire>,
     greeting: Greeting,
     from: SocketAddr,
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        // The rank waits for it, and closing does not tell where a forked child has the socket too.
-        let _ = shutdown(&self.wire, Shutdown::Write);
-    }
 }
 
 impl Store {
