@@ -5,13 +5,15 @@
 
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;
-use crate::support::{Job, OverShm, Watchdog, pattern, rng, until};
+use crate::support::{Job, OverShm, OverSimulatedNic, OverTcp, Watchdog, pattern, rng, until};
 use carrack::buffer::Region;
+use carrack::settings::SettingsBuilder;
 use carrack::{
-    AwaitError, CollectiveError, PostError, ProgressError, Rank, RemoteComp, RemoteKey, Runtime,
-    Tag, WaitError,
+    AwaitError, CollectiveError, OpError, PostError, ProgressError, Rank, RemoteComp, RemoteKey,
+    Runtime, Tag, WaitError,
 };
 use rand::Rng;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -28,6 +30,14 @@ fn a_forked_child_is_told_so_and_its_parent_goes_on() {
 fn a_forked_child_connects_to_no_peer_in_its_parents_name() {
     let _watchdog = Watchdog::over("unlinked");
     Ranks::start("ordeals::unlinked", 2, &[rng().random()]).succeed();
+}
+
+#[test]
+fn a_rank_that_has_ended_is_gone_for_who_calls_it_though_a_child_of_it_lives() {
+    let _watchdog = Watchdog::over("leaves");
+    for transport in 0..SETTINGS.len() as u64 {
+        Ranks::start("ordeals::leaves", 2, &[transport]).succeed();
+    }
 }
 
 #[test]
@@ -194,6 +204,36 @@ pub(crate) fn unlinked(role: &Role) {
     }
     exchange(role, &runtime, 0);
     runtime.barrier().unwrap();
+}
+
+const SETTINGS: [fn() -> SettingsBuilder; 3] =
+    [OverShm::settings, OverTcp::settings, OverSimulatedNic::settings];
+
+/// The child has the sockets on which others reach the rank.
+pub(crate) fn leaves_a_child(role: &Role) {
+    let runtime = role.runtime(SETTINGS[role.words[0] as usize]());
+    if role.rank == 1 {
+        role.told("ended", 0);
+        let mut send = runtime.post_send(Rank(0), b"x", Tag(1)).deadline(Duration::from_secs(5));
+        let outcome = send.wait();
+        let is_down = matches!(
+            &outcome,
+            Err(AwaitError::Post(PostError::PeerDown { .. })
+                | AwaitError::Op(OpError::PeerDown { .. }))
+        );
+        role.says("seen");
+        return assert!(is_down, "{outcome:?}");
+    }
+    // SAFETY: the child has this thread alone, and only sleeps until the parent ends.
+    if unsafe { libc::fork() } == 0 {
+        set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+        loop {
+            std::thread::sleep(Duration::from_secs(600));
+        }
+    }
+    drop(runtime);
+    role.says("ended");
+    role.told("seen", 1);
 }
 
 pub(crate) fn executes(role: &Role) {

@@ -32,6 +32,7 @@ fn a_rank_in_its_role() {
         "fork" => fork::rank(&role),
         "forked-objects" => forked_objects::rank(&role),
         "few" => poor::few(&role),
+        "leaves" => fork::leaves_a_child(&role),
         "kills" => kills::rank(&role),
         "moment" => poor::moment(&role),
         "no_memory" => poor::no_memory(&role),

@@ -16,7 +16,8 @@ use crate::fork::Owner;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
 use rustix::process::{Pid, PidfdFlags};
 use std::io::{IoSlice, IoSliceMut};
@@ -34,6 +35,7 @@ const BACKLOG: i32 = 1024;
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
+    owner: Owner,
     /// `true` once a connection from a process of another user was logged.
     has_told: AtomicBool,
 }
@@ -90,7 +92,7 @@ impl Listener {
         let socket = new_socket()?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
         rustix::net::listen(&socket, BACKLOG)?;
-        Ok(Self { socket, has_told: AtomicBool::new(false) })
+        Ok(Self { socket, owner: Owner::this_process(), has_told: AtomicBool::new(false) })
     }
 
     /// Accepts the next connection from a process of this user, if one waits. Connections of other
@@ -118,6 +120,16 @@ impl Listener {
             }
         }
         Ok(None)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            // Closing refuses nobody where a forked child has the socket too.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+            while let Ok(Some(_waits)) = self.accept() {}
+        }
     }
 }
 
@@ -346,6 +358,21 @@ mod tests {
             ConnectError::System(Errno::CONNREFUSED)
         );
     }
+
+    #[test]
+    fn a_listener_that_has_gone_has_no_callers_where_a_forked_child_has_it_too() {
+        let name = format!("carrack-test-forked-{}", std::process::id());
+        let listener = Listener::bind(name.as_bytes()).unwrap();
+        let _childs = rustix::io::dup(&listener).unwrap();
+        let mut waits = Channel::connect(name.as_bytes()).unwrap();
+        drop(listener);
+        assert!(matches!(waits.hear(64), Err(Fault::Gone(_))), "nobody will answer it");
+        assert_eq!(
+            Channel::connect(name.as_bytes()).unwrap_err(),
+            ConnectError::System(Errno::CONNREFUSED)
+        );
+    }
+
     #[test]
     fn messages_of_a_peer_that_left_with_unread_ones_still_arrive() {
         let left = || {

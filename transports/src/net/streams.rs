@@ -4,7 +4,7 @@ use super::frames::{Inbox, Outbox};
 use super::greeting::{Carrier, Fault};
 use super::is_shortage;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, ipproto, sockopt};
 use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -201,6 +201,14 @@ fn ready(listener: TcpListener) -> io::Result<TcpListener> {
     rustix::net::listen(&listener, QUEUE)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Closes a listener. Callers are refused from now on, also where a forked child has it too.
+pub fn close(listener: Option<TcpListener>) {
+    if let Some(listener) = listener {
+        // It fails only for a socket that does not listen.
+        let _ = rustix::net::shutdown(&listener, Shutdown::Both);
+    }
 }
 
 #[cfg(test)]

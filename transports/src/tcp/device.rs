@@ -21,6 +21,7 @@ use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::interfaces::{self};
 use crate::net::key::DeviceKey;
+use crate::net::streams;
 use crate::shm::handshake::Place;
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
@@ -530,7 +531,7 @@ impl Device for TcpDevice {
         }
         self.shared.flusher.end();
         let mut polling = self.polling.lock();
-        polling.listener = None;
+        streams::close(polling.listener.take());
         // Those that wait here hear no answer any more.
         polling.strangers = Strangers::of(self.shared.identity.ranks);
         polling.crossed.clear();

@@ -493,7 +493,7 @@ impl Polling {
         self.opened = None;
         self.partings.clear();
         self.strangers = Strangers::of(self.shared.identity.ranks);
-        self.listener = None;
+        crate::net::streams::close(self.listener.take());
         // All queue pairs are gone: no packet is received into any more.
         self.receives.close();
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::pending::Pending;
 use carrack_transports::net::proof::{Claim, Key, Role, Session, Unproven};
-use carrack_transports::net::streams::TcpChannel;
+use carrack_transports::net::streams::{self, TcpChannel};
 use carrack_transports::net::watched::Watched;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -72,6 +72,13 @@ struct Caller {
     wire: Watched<Wire>,
     greeting: Greeting,
     from: SocketAddr,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // The port is the next job's.
+        streams::close(self.listener.take());
+    }
 }
 
 impl Store {

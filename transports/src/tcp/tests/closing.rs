@@ -49,6 +49,20 @@ fn a_peer_that_reads_nothing_keeps_no_other_from_the_end_of_a_device_that_closes
 }
 
 #[test]
+fn a_device_that_has_closed_is_not_reached_where_a_forked_child_has_its_listener() {
+    let mut here = Side::new(0);
+    let there = Side::new(1);
+    let _childs = there.device.polling.lock().listener.as_ref().unwrap().try_clone().unwrap();
+    there.device.close();
+    let start = Instant::now();
+    let _link = here.connect(&there, 1);
+    while !here.poll().iter().any(is_down) {
+        assert!(start.elapsed() < TIMEOUT / 2, "nobody says that the peer is gone");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+#[test]
 fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
     let [mut here, mut there] = [0, 1].map(Side::new);
     let _link = here.device.connect(&there.device.address(), PeerId(1)).unwrap();
