@@ -12,7 +12,7 @@ use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::source::VARIABLES;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
-use carrack::{PeerState, Rank, Runtime, Synchronizer, Tag, WaitError};
+use carrack::{CompQueue, Matching, PeerState, Rank, Runtime, Synchronizer, Tag, WaitError};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead as _, BufReader};
@@ -421,6 +421,46 @@ fn forks(end: &str) {
     std::thread::sleep(WATCHDOG);
 }
 
+#[test]
+fn what_a_rank_has_sent_before_it_was_lost_comes_where_nothing_was_sent_to_it() {
+    for transport in ["shm", "tcp"] {
+        let port = free_port();
+        let [zero, _one] = [0, 1].map(|number| {
+            let mut command = role("last words", number, 2, port);
+            command.env("CARRACK_TRANSPORT", transport);
+            Started::spawn(command)
+        });
+        succeeded(&zero.end());
+    }
+}
+
+/// Rank 0 asks for the address of the other when it knows that this is lost.
+fn last_words() {
+    let runtime = Runtime::start().unwrap();
+    let words = [1, 2].map(Tag);
+    if runtime.rank() == Rank(1) {
+        let first = runtime.post_send(Rank(0), b"x", Tag(0));
+        first.matching(Matching::TagOnly).wait().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        for tag in words {
+            runtime.post_send(Rank(0), b"x", tag).wait().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        crate::support::ranks::die();
+    }
+    runtime.post_recv(Rank::ANY, vec![0; 1], Tag(0)).wait().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let came = CompQueue::new(2);
+    for tag in words {
+        runtime.post_recv(Rank(1), vec![0; 1], tag).comp(&came).submit().unwrap();
+    }
+    for tag in words {
+        let status = came.wait_pop(&runtime).unwrap();
+        assert_eq!(status.ok().unwrap().tag, tag);
+    }
+    runtime.wait(|| matches!(runtime.peer_state(Rank(1)), PeerState::Down(_))).unwrap();
+}
+
 /// This very test as a process of a launcher that sets these variables, and no others.
 fn started_by(variables: &[(&str, &str)]) -> Command {
     let mut command = role("meet", 0, 1, 0);
@@ -557,6 +597,7 @@ fn a_rank_in_its_role() {
         }
         Some(("late", what)) => late(what),
         Some(("forks", end)) => forks(end),
+        Some(("last", _)) => last_words(),
         Some(("unfit", victim)) => {
             let settings = Settings::from_env().unwrap();
             let job = FromEnvironment::from_env(&settings).unwrap().unwrap();

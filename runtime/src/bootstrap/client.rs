@@ -238,7 +238,7 @@ impl Client {
             self.send(&mut connection, &Frame::Get { key: key.into() })?;
             return Ok(None);
         }
-        connection.arrivals.check_get()?;
+        connection.arrivals.check_get(key)?;
         Ok(None)
     }
 

@@ -17,7 +17,7 @@ use super::error::{BootstrapError, Departure};
 use super::job::JobId;
 
 /// The version of this protocol. Launcher and rank must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -78,6 +78,11 @@ pub enum Frame {
         /// Its value.
         value: Vec<u8>,
     },
+    /// Launcher to rank: there is no value yet, and a `Value` follows once it is put.
+    Missing {
+        /// The key asked for.
+        key: String,
+    },
     /// Rank to launcher: this rank has reached its fence of that number, counted from one.
     Fence {
         /// The number.
@@ -118,6 +123,7 @@ const FENCE_DONE: u8 = 6;
 const FINISHED: u8 = 7;
 const GONE: u8 = 8;
 const REFUSED: u8 = 9;
+const MISSING: u8 = 10;
 
 impl Frame {
     /// Encodes the frame.
@@ -132,6 +138,7 @@ impl Frame {
             Self::Put { key, value } => Writer::new(PUT).text(key, MAX_KEY).value(value).done(),
             Self::Get { key } => Writer::new(GET).text(key, MAX_KEY).done(),
             Self::Value { key, value } => Writer::new(VALUE).text(key, MAX_KEY).value(value).done(),
+            Self::Missing { key } => Writer::new(MISSING).text(key, MAX_KEY).done(),
             Self::Fence { number } => Writer::new(FENCE).u64(*number).done(),
             Self::FenceDone { number } => Writer::new(FENCE_DONE).u64(*number).done(),
             Self::Finished => Writer::new(FINISHED).done(),
@@ -161,6 +168,7 @@ impl Frame {
             PUT => Self::Put { key: reader.text("key", MAX_KEY)?, value: reader.value()? },
             GET => Self::Get { key: reader.text("key", MAX_KEY)? },
             VALUE => Self::Value { key: reader.text("key", MAX_KEY)?, value: reader.value()? },
+            MISSING => Self::Missing { key: reader.text("key", MAX_KEY)? },
             FENCE => Self::Fence { number: reader.u64("fence number")? },
             FENCE_DONE => Self::FenceDone { number: reader.u64("fence number")? },
             FINISHED => Self::Finished,
@@ -381,6 +389,7 @@ mod tests {
             (key(), value()).prop_map(|(key, value)| Frame::Put { key, value }),
             key().prop_map(|key| Frame::Get { key }),
             (key(), value()).prop_map(|(key, value)| Frame::Value { key, value }),
+            key().prop_map(|key| Frame::Missing { key }),
             any::<u64>().prop_map(|number| Frame::Fence { number }),
             any::<u64>().prop_map(|number| Frame::FenceDone { number }),
             Just(Frame::Finished),

@@ -109,6 +109,7 @@ impl Server {
             Frame::Finished => self.departed(rank, Departure::Finished),
             Frame::Hello { .. }
             | Frame::Value { .. }
+            | Frame::Missing { .. }
             | Frame::FenceDone { .. }
             | Frame::Gone { .. }
             | Frame::Refused { .. } => {
@@ -158,8 +159,8 @@ impl Server {
             return vec![(rank, Frame::Value { value: value.clone(), key })];
         }
         // A client asks once.
-        self.waiting.entry(key).or_default().push(rank);
-        Vec::new()
+        self.waiting.entry(key.clone()).or_default().push(rank);
+        vec![(rank, Frame::Missing { key })]
     }
 
     fn fence(&mut self, rank: u32, number: u64) -> Outgoing {
@@ -213,6 +214,10 @@ mod tests {
         Frame::Value { key: key.into(), value: value.into() }
     }
 
+    fn missing(key: &str) -> Frame {
+        Frame::Missing { key: key.into() }
+    }
+
     fn is_refused(outgoing: &Outgoing, rank: u32) -> bool {
         outgoing.iter().any(|(to, frame)| *to == rank && matches!(frame, Frame::Refused { .. }))
     }
@@ -228,8 +233,8 @@ mod tests {
     #[test]
     fn a_value_that_is_not_there_yet_is_answered_once_when_it_is_put() {
         let mut server = server(3);
-        assert_eq!(server.handle(1, get("a")), []);
-        assert_eq!(server.handle(2, get("a")), []);
+        assert_eq!(server.handle(1, get("a")), [(1, missing("a"))]);
+        assert_eq!(server.handle(2, get("a")), [(2, missing("a"))]);
         assert_eq!(server.handle(0, put("b", b"no")), []);
         assert_eq!(
             server.handle(0, put("a", b"1")),
@@ -306,7 +311,7 @@ mod tests {
         server.handle(0, Frame::Finished);
         assert_eq!(server.handle(0, put("b", b"2")), [], "ignored");
         assert_eq!(server.handle(1, get("a")), [(1, value("a", b"1"))]);
-        assert_eq!(server.handle(1, get("b")), []);
+        assert_eq!(server.handle(1, get("b")), [(1, missing("b"))]);
     }
 
     #[test]

@@ -172,8 +172,22 @@ fn a_fence_fails_with_the_name_of_the_rank_that_is_gone() {
             assert!(error.to_string().starts_with("rank 2 "), "{error}");
         });
         assert_eq!(client.get("a").unwrap(), None);
+        tell(&launcher, &Frame::Missing { key: "a".into() });
         assert_eq!(client.get("a").is_err(), !how.is_orderly());
     }
+}
+
+#[test]
+fn a_value_whose_answer_is_on_its_way_is_not_lost_with_its_rank() {
+    let (client, launcher) = joined();
+    tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Killed(9) });
+    for key in ["a", "b"] {
+        assert_eq!((client.get(key).unwrap(), client.get(key).unwrap()), (None, None));
+    }
+    tell(&launcher, &Frame::Value { key: "a".into(), value: b"1".into() });
+    tell(&launcher, &Frame::Missing { key: "b".into() });
+    assert_eq!(client.get("a").unwrap().unwrap(), b"1");
+    assert!(matches!(client.get("b"), Err(BootstrapError::RankGone { rank: 2, .. })));
 }
 
 #[test]
@@ -255,7 +269,16 @@ fn a_receive_from_a_rank_that_is_lost_before_it_has_started_fails() {
         receive.comp(&ended).submit().unwrap();
     }
     let status = thread::scope(|scope| {
-        scope.spawn(|| tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Killed(9) }));
+        scope.spawn(|| {
+            tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Killed(9) });
+            let mut asked = 0;
+            while asked < 2 {
+                if let Frame::Get { key } = hear(&launcher) {
+                    tell(&launcher, &Frame::Missing { key });
+                    asked += 1;
+                }
+            }
+        });
         runtime.wait_for(WATCHDOG, || !ended.is_empty()).unwrap();
         ended.pop().unwrap()
     });

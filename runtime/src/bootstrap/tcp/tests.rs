@@ -75,16 +75,9 @@ fn wait_for(rank: &dyn Bootstrap, key: &str) -> Result<Vec<u8>, BootstrapError> 
     }
 }
 
-/// Returns the value that was put before a rank was lost. Until it has come, the loss is the
-/// answer.
+/// Returns the value that was put before a rank was lost.
 fn still_there(rank: &dyn Bootstrap, key: &str) -> Vec<u8> {
-    loop {
-        match rank.get(key) {
-            Ok(Some(value)) => return value,
-            Ok(None) | Err(BootstrapError::RankGone { .. }) => thread::yield_now(),
-            Err(error) => panic!("{error}"),
-        }
-    }
+    wait_for(rank, key).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Each rank on a thread of its own, to its end.
