@@ -21,6 +21,7 @@ over_each_transport!(
     a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error,
     a_status_that_found_no_room_is_tried_once_more_at_the_end,
     what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails,
+    what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it,
     what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
     a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device,
@@ -170,6 +171,27 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
     }
     settle(&ranks);
     assert_eq!(sink.count(), 0);
+}
+
+fn what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it<J: Job>() {
+    let ranks: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+    let sink = Sink::keeping();
+    ranks[0].post_recv(Rank::ANY, vec![0; 2], Tag(0)).comp(&sink).submit().unwrap();
+    let up = || ranks[1].post_send(Rank(0), b"up", Tag(0)).matching(Matching::TagOnly).try_submit();
+    assert!(posted(&ranks, up).is_done());
+    assert!(sink.one(&ranks).error.is_none());
+    let [zero, one] = ranks;
+    let mut send = one.post_send(Rank(0), b"in time!", Tag(1));
+    while send.try_submit().unwrap().is_retry() {
+        one.progress().unwrap();
+    }
+    drop(send);
+    drop(one);
+    // Only now the rank is called, or not any more.
+    zero.post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&sink).submit().unwrap();
+    let status = sink.one(&[zero]);
+    assert!(status.error.is_none(), "the message had been sent, and was lost: {status:?}");
+    assert_eq!(status.bytes().unwrap(), b"in time!");
 }
 
 fn what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first<J: Job>() {

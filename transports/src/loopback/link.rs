@@ -21,7 +21,7 @@ pub(super) struct LoopbackLink {
 
 impl LoopbackLink {
     fn check(&self, len: usize) -> Result<(), SubmitError> {
-        if self.target.closed.load(Ordering::Acquire) || self.home.closed.load(Ordering::Acquire) {
+        if !self.is_up() || self.home.closed.load(Ordering::Acquire) {
             return Err(SubmitError::Down { peer: self.peer, cause: DownCause::Closed });
         }
         let max = self.target.max_message.min(self.target.packets.packet_size());
@@ -128,7 +128,7 @@ impl Link for LoopbackLink {
     }
 
     fn is_up(&self) -> bool {
-        !self.target.closed.load(Ordering::Acquire)
+        !self.target.closed.load(Ordering::Acquire) && !self.queue.ended.load(Ordering::Acquire)
     }
 }
 

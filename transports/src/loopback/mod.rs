@@ -320,21 +320,33 @@ impl LoopbackDevice {
         let (process, id) = parse(to).ok_or(SubmitError::Address(to.0.len()))?;
         let target =
             directory().get(&id).and_then(Weak::upgrade).filter(|_| process == this_process());
-        let gone = || SubmitError::Down { peer, cause: DownCause::Closed };
-        let target =
-            target.filter(|target| !target.closed.load(Ordering::Acquire)).ok_or_else(gone)?;
+        let target = target.filter(|target| !target.closed.load(Ordering::Acquire));
+        if target.is_none() && !self.has_messages_of(peer) {
+            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
+        }
         let queue = Queue {
             from: self.identity.me,
             messages: Mutex::new(VecDeque::with_capacity(TURN)),
             listed: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            ended: AtomicBool::new(target.is_none()),
         };
-        let queue = Arc::new(queue);
+        let (queue, home) = (Arc::new(queue), self.inbox.clone());
+        let Some(target) = target else {
+            // A poll tells of its end, behind its messages.
+            return Ok(LoopbackLink { peer, target: home.clone(), home, queue });
+        };
         target.sources.lock().push((peer, Arc::downgrade(&self.inbox)));
         self.inbox.targets.lock().push((queue.clone(), Arc::downgrade(&target)));
-        let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue };
+        let link = LoopbackLink { peer, home, target, queue };
         self.inbox.announce(|ready| ready.news.push_back(Event::Connected { peer }));
         Ok(link)
+    }
+
+    /// Returns `true` if messages of a peer wait here.
+    fn has_messages_of(&self, peer: PeerId) -> bool {
+        // No poll has a queue in its hands.
+        let _polling = self.polling.lock();
+        self.inbox.ready.lock().queues.iter().any(|queue| queue.from == peer)
     }
 
     fn take_turn(&self, queue: &Arc<Queue>, batch: &mut Batch) -> bool {
