@@ -13,7 +13,9 @@ use carrack::{
     Runtime, Tag, WaitError,
 };
 use rand::Rng;
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid,
+};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -224,8 +226,9 @@ pub(crate) fn leaves_a_child(role: &Role) {
         role.says("seen");
         return assert!(is_down, "{outcome:?}");
     }
-    // SAFETY: the child has this thread alone, and only sleeps until the parent ends.
-    if unsafe { libc::fork() } == 0 {
+    // SAFETY: the child has this thread alone, and only sleeps until the parent ends it.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
         set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
         loop {
             std::thread::sleep(Duration::from_secs(600));
@@ -234,6 +237,9 @@ pub(crate) fn leaves_a_child(role: &Role) {
     drop(runtime);
     role.says("ended");
     role.told("seen", 1);
+    let child = Pid::from_raw(child);
+    kill_process(child.unwrap(), Signal::KILL).unwrap();
+    waitpid(child, WaitOptions::empty()).unwrap();
 }
 
 pub(crate) fn executes(role: &Role) {
