@@ -1,6 +1,7 @@
 //! The transfers of a device, and the work of the thread that continues one.
 
 use super::carrier::Carrier;
+use super::kernel_copy::Step;
 use super::port::Port;
 use super::rx::RxOp;
 use super::tx::TxOp;
@@ -38,6 +39,8 @@ pub(crate) enum Event {
     ChunkOver { at: usize, failed: Option<OpError> },
     /// The owner of the memory has refused the message that asks for its bytes.
     Refused(OpError),
+    /// The kernel has copied a piece of it, or could not.
+    Pulled(Step),
     /// Its RTS was not sent.
     Unsent,
     /// Its deadline has passed.

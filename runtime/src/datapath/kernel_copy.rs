@@ -1,9 +1,9 @@
 //! Messages that the kernel copies here from their sender's memory.
 
 use super::At;
-use super::in_flight::{InFlight, Run};
+use super::in_flight::{Event, InFlight, Run};
+use super::rx::RxOp;
 use super::share::{ASK_AHEAD, is_worth_it};
-use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::Flow;
 use crate::peer::shares::{MOST, Others, Share};
@@ -39,9 +39,9 @@ pub(super) struct Pull {
 }
 
 /// The result of a step of a pull.
-enum Step {
-    /// This many bytes were copied.
-    Copied(usize),
+pub(crate) enum Step {
+    /// More bytes are left.
+    Copied,
     /// The remaining bytes are with the sender, or the link is not ready.
     Waits,
     Over,
@@ -96,7 +96,7 @@ impl Pull {
     }
 
     /// Copies a piece of a message of `size` bytes.
-    fn step(&mut self, buffer: Option<&mut Buffer>, size: usize) -> Step {
+    fn step(&mut self, buffer: Option<&mut Buffer>, size: usize, budget: &mut usize) -> Step {
         if !self.memory.is_ready() {
             return Step::Waits;
         }
@@ -125,7 +125,8 @@ impl Pull {
         match self.copy(buffer, size, (begin, len)) {
             Ok(()) => {
                 self.done = begin + len;
-                Step::Copied(len)
+                *budget = budget.saturating_sub(len);
+                Step::Copied
             }
             Err(why) => match &self.share {
                 Some(share) if !share.close() => {
@@ -179,30 +180,42 @@ impl Out {
     }
 }
 
-/// The result of a turn of a pull.
-enum Turn {
-    /// It continues in another way, or has ended.
-    Over(Flow),
-    /// The remaining bytes are with the sender.
-    Waits,
-    /// More bytes are left.
-    Begun,
-}
-
 impl Run<'_> {
+    /// Lets the kernel copy a message that comes alone, at once. Only one that is not all there
+    /// then is added to the table, and waits for its next turn.
+    pub(super) fn pull_alone(&mut self, name: u64, mut rx: RxOp) {
+        self.ask_for_help(&mut rx, true);
+        let budget = &mut { MOST };
+        let mut step = self.pull(&mut rx, budget);
+        let awaits_others = |rx: &mut RxOp| rx.pull().is_some_and(|(pull, _)| pull.awaits_others());
+        if matches!(step, Some(Step::Waits)) && awaits_others(&mut rx) {
+            step = self.pull(&mut rx, budget);
+        }
+        match step {
+            Some(Step::Over) => {
+                rx.pulled(self, Step::Over);
+            }
+            step => self.pull_later(name, rx, step),
+        }
+    }
+
+    /// Adds a message to the table after a step of its copy, and to those that the kernel copies.
+    pub(super) fn pull_later(&mut self, name: u64, rx: RxOp, step: Option<Step>) {
+        let (from, has_failed) = (rx.peer(), matches!(step, Some(Step::Failed(_))));
+        self.begin(name, Box::new(InFlight::Rx(rx)), step.map(Event::Pulled));
+        if !has_failed {
+            let mut pulls = self.device.transfers.pulls.lock();
+            pulls.push_back((from, name));
+            self.device.transfers.pulls.set_count(pulls.len());
+        }
+    }
+
     /// Lets the kernel copy the offered messages in order, up to the limit of one call.
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
         let transfers = &self.device.transfers;
         let mut names = {
             let Some(mut pulls) = transfers.pulls.try_lock() else { return };
-            if pulls.len() == 1
-                && let Some(only) = pulls.pop_front()
-            {
-                transfers.pulls.set_count(0);
-                drop(pulls);
-                return self.move_only(only);
-            }
             let names = std::mem::take(&mut *pulls);
             transfers.pulls.set_count(0);
             names
@@ -226,21 +239,26 @@ impl Run<'_> {
                 continue;
             }
             let Some(mut out) = turn.pop_front() else { break };
-            self.ask_for_help(&mut out, turn.is_empty() && names.is_empty());
-            turn.iter_mut().take(ASK_AHEAD).for_each(|out| self.ask_for_help(out, false));
-            let at = out.at;
-            let flow = match self.pull(&mut out, &mut budget) {
-                Turn::Over(flow) => flow,
-                Turn::Waits => {
-                    waits.push_back(at);
-                    Flow::Stays
+            let is_alone = turn.is_empty() && names.is_empty();
+            let ahead = turn.iter_mut().take(ASK_AHEAD).map(|out| (out, false));
+            for (out, is_alone) in std::iter::once((&mut out, is_alone)).chain(ahead) {
+                if let InFlight::Rx(rx) = &mut *out.transfer {
+                    self.ask_for_help(rx, is_alone);
                 }
-                Turn::Begun => {
-                    begun = Some(at);
-                    Flow::Stays
+            }
+            let Out { at, mut transfer } = out;
+            let mut flow = Flow::Stays;
+            if let InFlight::Rx(rx) = &mut *transfer
+                && let Some(step) = self.pull(rx, &mut budget)
+            {
+                match step {
+                    Step::Waits => waits.push_back(at),
+                    Step::Copied => begun = Some(at),
+                    Step::Over | Step::Failed(_) => {}
                 }
-            };
-            self.give_back(at, out.transfer, flow);
+                flow = rx.pulled(self, step);
+            }
+            self.give_back(at, transfer, flow);
         }
         // It is put behind messages that had no turn, and before those that have arrived meanwhile.
         let mut left = waits;
@@ -256,42 +274,8 @@ impl Run<'_> {
         transfers.pulls.set_count(pulls.len());
     }
 
-    /// Lets the kernel copy the only message, without the lists that the order of several needs.
-    fn move_only(&mut self, at: At) {
-        let transfers = &self.device.transfers;
-        let is_left = match transfers.take_out(at) {
-            Some(transfer) => {
-                let mut out = Out { at, transfer };
-                self.ask_for_help(&mut out, true);
-                let mut turn = self.pull(&mut out, &mut { MOST });
-                if matches!(turn, Turn::Waits)
-                    && out.parts().is_some_and(|(pull, ..)| pull.awaits_others())
-                {
-                    turn = self.pull(&mut out, &mut { MOST });
-                }
-                let flow = match turn {
-                    Turn::Over(flow) => Some(flow),
-                    Turn::Waits | Turn::Begun => None,
-                };
-                let is_left = flow.is_none();
-                self.give_back(at, out.transfer, flow.unwrap_or(Flow::Stays));
-                is_left
-            }
-            // Another thread carries it on, unless it has ended.
-            None => transfers.table.has(at),
-        };
-        if is_left {
-            // Before those that have arrived meanwhile.
-            let mut pulls = transfers.pulls.lock();
-            pulls.push_front(at);
-            transfers.pulls.set_count(pulls.len());
-        }
-    }
-
-    fn ask_for_help(&self, out: &mut Out, is_alone: bool) {
-        let peer = out.at.0;
-        let InFlight::Rx(rx) = &mut *out.transfer else { return };
-        let (size, tx) = (rx.size(), rx.tx());
+    fn ask_for_help(&self, rx: &mut RxOp, is_alone: bool) {
+        let (size, tx, peer) = (rx.size(), rx.tx(), rx.peer());
         let Some((pull, buffer)) = rx.pull() else { return };
         if !pull.memory.is_ready() || std::mem::replace(&mut pull.is_asked, true) {
             return;
@@ -338,47 +322,31 @@ impl Run<'_> {
         for mut out in many {
             if let InFlight::Rx(rx) = &mut *out.transfer {
                 *budget = budget.saturating_sub(rx.size());
-                let flow = rx.is_pulled(self);
+                let flow = rx.pulled(self, Step::Over);
                 self.give_back(out.at, out.transfer, flow);
             }
         }
         true
     }
 
-    /// Copies as much of one message as one turn may.
-    fn pull(&mut self, out: &mut Out, budget: &mut usize) -> Turn {
-        let from = out.at.0;
-        let InFlight::Rx(rx) = &mut *out.transfer else { return Turn::Over(Flow::Stays) };
+    /// Copies as much of one message as `budget` has bytes for. `None`: its bytes come another way.
+    fn pull(&mut self, rx: &mut RxOp, budget: &mut usize) -> Option<Step> {
         let size = rx.size();
+        let (pull, mut buffer) = rx.pull()?;
         loop {
-            let Some((pull, buffer)) = rx.pull() else { return Turn::Over(Flow::Stays) };
-            match pull.step(buffer, size) {
-                Step::Copied(len) => {
-                    self.moved = true;
-                    *budget = budget.saturating_sub(len);
-                    if *budget == 0 {
-                        return Turn::Begun;
-                    }
-                }
-                Step::Waits => return Turn::Waits,
-                Step::Over => return Turn::Over(rx.is_pulled(self)),
-                Step::Failed(PeerMemoryError::Refused(why)) => {
-                    self.refuse_peer_memory(from, why);
-                    return Turn::Over(rx.is_not_pulled(self));
-                }
-                Step::Failed(PeerMemoryError::Gone(cause)) => {
-                    let error = OpError::PeerDown { rank: from, cause };
-                    return Turn::Over(rx.has_failed(self, error));
-                }
-                Step::Failed(PeerMemoryError::Failed(why)) => {
-                    return Turn::Over(rx.has_failed(self, OpError::Transfer { rank: from, why }));
-                }
+            let step = pull.step(buffer.as_deref_mut(), size, budget);
+            if !matches!(step, Step::Copied) {
+                return Some(step);
+            }
+            self.moved = true;
+            if *budget == 0 {
+                return Some(step);
             }
         }
     }
 
     /// Notes that the kernel does not copy from a peer.
-    fn refuse_peer_memory(&self, from: Rank, why: String) {
+    pub(super) fn refuse_peer_memory(&self, from: Rank, why: String) {
         if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
             linked.refuse_peer_memory(why);
         }
@@ -390,11 +358,14 @@ mod tests {
     use super::*;
     use crate::Runtime;
     use crate::datapath::Target;
+    use crate::datapath::rx::Means;
+    use crate::error::OpError;
     use crate::names::Tag;
     use crate::op::OpContext;
     use crate::peer::shares::Shares;
-    use crate::protocol::rndv::Ask;
+    use crate::protocol::rndv::{Ask, Rx};
     use bytes::Bytes;
+    use carrack_transports::contract::DownCause;
     use carrack_transports::contract::Splits;
     use carrack_transports::mem::MemRef;
     use carrack_transports::mem::copy::copy_now;
@@ -403,17 +374,37 @@ mod tests {
 
     const ME: Rank = Rank(0);
 
-    /// Memory that is full of sevens.
-    struct Sevens;
+    /// Memory that is full of sevens, once it is ready.
+    struct Sevens {
+        is_ready: AtomicBool,
+        fails: bool,
+    }
+
+    impl Sevens {
+        fn new(is_ready: bool, fails: bool) -> Arc<Self> {
+            Arc::new(Self { is_ready: is_ready.into(), fails })
+        }
+    }
+
+    /// Returns the pull of 8 bytes from `memory` into a receive.
+    fn pull_of(name: u64, memory: &Arc<Sevens>) -> RxOp {
+        let op = OpContext::of_runtime(ME, Tag(1), 8, None);
+        let target = Target::Receive { buffer: Buffer::Vec(vec![0; 8]), op };
+        let means = Means::Pull(Box::new(Pull::new(0x1000, memory.clone())));
+        RxOp::new(ME, target, Rx::new(name, 8, Ask::Rts(5)), means)
+    }
 
     impl PeerMemory for Sevens {
         fn read(&self, _: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError> {
+            if self.fails {
+                return Err(PeerMemoryError::Gone(DownCause::Closed));
+            }
             let bytes = vec![7; to.len()];
             copy_now(to, MemRef::host(&bytes)).map_err(|_| unreachable!("host memory"))
         }
 
         fn is_ready(&self) -> bool {
-            true
+            self.is_ready.load(Ordering::SeqCst)
         }
 
         fn is_gone(&self) -> bool {
@@ -433,10 +424,9 @@ mod tests {
     fn a_pull_that_another_thread_carries_on_has_its_turn_when_that_is_done() {
         let ranks = Runtime::in_process(1).unwrap();
         let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
-        let op = OpContext::of_runtime(ME, Tag(1), 0, None);
-        let target = Target::Receive { buffer: Buffer::Vec(vec![0; 8]), op };
-        let pull = Pull::new(0x1000, Arc::new(Sevens));
-        let at = (ME, device.receive(core, (ME, 8, target), Ask::Rts(5), Some(pull)));
+        let at = (ME, device.transfers.now());
+        let mut run = Run::new(core, device);
+        run.pull_later(at.1, pull_of(at.1, &Sevens::new(true, false)), None);
         let turn = |out: Option<Box<InFlight>>| {
             let mut run = Run::new(core, device);
             match out {
@@ -451,6 +441,39 @@ mod tests {
         let (_, status) = turn(None).pop().expect("it was forgotten");
         assert_eq!((status.error.is_none(), status.bytes()), (true, Some(&[7; 8][..])));
         assert!(turn(None).is_empty() && device.transfers.pulls.is_empty(), "it has ended");
+    }
+
+    #[test]
+    fn a_message_that_comes_alone_is_in_the_table_only_if_it_is_not_there_at_once() {
+        let ranks = Runtime::in_process(1).unwrap();
+        let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
+        let pull = |memory: &Arc<Sevens>| {
+            let (name, mut run) = (device.transfers.now(), Run::new(core, device));
+            let mut rx = pull_of(name, memory);
+            rx.on(&mut run, Event::Begin);
+            run.pull_alone(name, rx);
+            (run.into_ended(), device.transfers.table.count(), device.transfers.pulls.count())
+        };
+        let bytes = |ended: &[crate::op::Ended]| match ended {
+            [(_, status)] => status.bytes().map(<[u8]>::to_vec),
+            _ => None,
+        };
+        let (ended, in_table, pulls) = pull(&Sevens::new(true, false));
+        assert_eq!((bytes(&ended), in_table, pulls), (Some(vec![7; 8]), 0, 0));
+
+        let late = Sevens::new(false, false);
+        let (ended, in_table, pulls) = pull(&late);
+        assert_eq!((ended.len(), in_table, pulls), (0, 1, 1));
+        late.is_ready.store(true, Ordering::SeqCst);
+        let mut run = Run::new(core, device);
+        run.move_pulls();
+        assert_eq!(bytes(&run.into_ended()), Some(vec![7; 8]));
+        assert_eq!((device.transfers.table.count(), device.transfers.pulls.count()), (0, 0));
+
+        let (ended, in_table, pulls) = pull(&Sevens::new(true, true));
+        let [(_, status)] = &ended[..] else { panic!("it has not ended") };
+        assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })));
+        assert_eq!((in_table, pulls), (0, 0));
     }
 
     struct One(Split);
@@ -484,7 +507,7 @@ mod tests {
     fn no_sender_takes_a_piece_of_a_buffer_that_is_being_freed() {
         let (split, is_late) = (Arc::new(One(Split::new())), Arc::new(AtomicBool::new(true)));
         let share = Arc::new(Shares::new(split.clone())).take(8).unwrap();
-        let mut pull = Pull::new(0x1000, Arc::new(Sevens));
+        let mut pull = Pull::new(0x1000, Sevens::new(true, false));
         let freed = Freed(split, share.turn, is_late.clone());
         pull.share = Some(share);
         pull.keep(Some(Buffer::Bytes(Bytes::from_owner(freed))));

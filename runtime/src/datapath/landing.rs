@@ -206,12 +206,13 @@ fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing
 
 impl Port {
     /// Puts a message into the buffer of the receive that it met. Returns the completion object
-    /// and its status, or `None` if an engine copies the bytes.
+    /// and its status, or `None` if an engine or the kernel copies the bytes. An offer that
+    /// `is_alone` is copied at once.
     pub(crate) fn land(
         &self,
         carrier: &Carrier,
-        message: Unexpected,
-        receive: Receive,
+        (message, receive): (Unexpected, Receive),
+        is_alone: bool,
     ) -> Option<Ended> {
         let Unexpected { from, tag, content } = message;
         let Receive { mut buffer, op } = receive;
@@ -220,7 +221,7 @@ impl Port {
             Content::Here(payload) => payload,
             Content::Offered(rts, _) => {
                 let target = Target::Receive { buffer, op };
-                return self.accept(carrier, from, rts, target);
+                return self.accept(carrier, (from, rts), target, is_alone);
             }
         };
         let size = payload.len();

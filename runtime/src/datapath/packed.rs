@@ -220,7 +220,7 @@ impl Run<'_> {
         let asked = Asked { tx, region, count, wanted };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let rts = Rts { size: size as u64, tx, addr, mapped: None };
-        if let Some(ended) = self.device.accept(self.carrier, from, rts, target) {
+        if let Some(ended) = self.device.accept(self.carrier, (from, rts), target, false) {
             self.end(ended);
         }
     }

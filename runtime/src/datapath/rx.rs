@@ -4,7 +4,7 @@ use super::At;
 use super::carrier::Carrier;
 use super::in_flight::{Event, InFlight, Run};
 use super::inflow::Inflow;
-use super::kernel_copy::Pull;
+use super::kernel_copy::{Pull, Step};
 use super::landing::Landing;
 use super::port::Port;
 use super::target::Target;
@@ -15,7 +15,7 @@ use crate::names::Rank;
 use crate::op::{Ended, Flow, Kind, OpContext, PendingOp};
 use crate::protocol::rndv::{Actions, Ask, Limits, Rx, RxAction, RxEvent, Violation, Way};
 use crate::protocol::wire::{Control, Rts, Verdict};
-use carrack_transports::contract::{Exposed, ExposedChunks, Payload, PeerMemory};
+use carrack_transports::contract::{Exposed, ExposedChunks, Payload, PeerMemory, PeerMemoryError};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{Buffer, CopyError, MemKind};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(super) enum Means {
 }
 
 impl RxOp {
-    fn new(from: Rank, target: Target, rx: Rx, means: Means) -> Self {
+    pub(super) fn new(from: Rank, target: Target, rx: Rx, means: Means) -> Self {
         let (is_listed, lost, failing, actions) = (false, None, None, Actions::new());
         Self { from, target, rx, means, is_listed, lost, failing, actions }
     }
@@ -133,6 +133,7 @@ impl RxOp {
             }
             Event::Expired => (RxEvent::Expired, Some(OpError::TimedOut(self.from))),
             Event::Down(error) => return self.fail(run, RxEvent::Down, error),
+            Event::Pulled(step) => return self.pulled(run, step),
             Event::Control(_) | Event::ChunkOver { .. } | Event::Unsent => {
                 run.violated(self.from, Violation::Stray);
                 return Flow::Stays;
@@ -453,8 +454,26 @@ impl RxOp {
         }
     }
 
+    /// Handles the result of a step of the kernel's copy.
+    pub(super) fn pulled(&mut self, run: &mut Run<'_>, step: Step) -> Flow {
+        match step {
+            Step::Copied | Step::Waits => Flow::Stays,
+            Step::Over => self.is_pulled(run),
+            Step::Failed(PeerMemoryError::Refused(why)) => {
+                run.refuse_peer_memory(self.from, why);
+                self.is_not_pulled(run)
+            }
+            Step::Failed(PeerMemoryError::Gone(cause)) => {
+                self.has_failed(run, OpError::PeerDown { rank: self.from, cause })
+            }
+            Step::Failed(PeerMemoryError::Failed(why)) => {
+                self.has_failed(run, OpError::Transfer { rank: self.from, why })
+            }
+        }
+    }
+
     /// Ends the kernel's copy: the bytes are in place.
-    pub(super) fn is_pulled(&mut self, run: &mut Run<'_>) -> Flow {
+    fn is_pulled(&mut self, run: &mut Run<'_>) -> Flow {
         // A put's verdict follows its arrival, whichever way it came.
         if !self.target.is_memory() {
             let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Done };
@@ -465,14 +484,14 @@ impl RxOp {
     }
 
     /// Ends the kernel's copy: it was refused, and the bytes come another way.
-    pub(super) fn is_not_pulled(&mut self, run: &mut Run<'_>) -> Flow {
+    fn is_not_pulled(&mut self, run: &mut Run<'_>) -> Flow {
         self.means = Means::None;
         let way = self.choose(run);
         self.handle(run, RxEvent::Begin(way), None, None)
     }
 
     /// Ends the kernel's copy with an error.
-    pub(super) fn has_failed(&mut self, run: &mut Run<'_>, error: OpError) -> Flow {
+    fn has_failed(&mut self, run: &mut Run<'_>, error: OpError) -> Flow {
         let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Failed };
         run.device.control(run.carrier, self.from, fin);
         self.means = Means::None;
@@ -481,13 +500,14 @@ impl RxOp {
 }
 
 impl Port {
-    /// Answers an RTS. Returns a status if the message ends here: an empty one, or an error.
+    /// Answers an RTS. Returns a status if the message ends here: an empty one, one that was copied
+    /// at once because it `is_alone`, or an error.
     pub(crate) fn accept(
         &self,
         carrier: &Carrier,
-        from: Rank,
-        rts: Rts,
+        (from, rts): (Rank, Rts),
         mut target: Target,
+        is_alone: bool,
     ) -> Option<Ended> {
         let finish = |verdict: Verdict| {
             self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
@@ -521,9 +541,23 @@ impl Port {
         }
         // Bytes for a GPU arrive in blocks, which the kernel does not copy.
         let memory = if place.is_host() { self.peer_memory(carrier, from, rts.addr) } else { None };
-        let pull = memory.map(|memory| Pull::new(rts.addr, memory));
-        self.receive(carrier, (from, size, target), Ask::Rts(rts.tx), pull);
-        None
+        let Some(memory) = memory else {
+            self.receive(carrier, (from, size, target), Ask::Rts(rts.tx));
+            return None;
+        };
+        let (name, mut run) = (self.transfers.now(), Run::new(carrier, self));
+        let means = Means::Pull(Box::new(Pull::new(rts.addr, memory)));
+        let mut rx = RxOp::new(from, target, Rx::new(name, size, Ask::Rts(rts.tx)), means);
+        rx.on(&mut run, Event::Begin);
+        if is_alone && self.transfers.pulls.is_empty() {
+            run.pull_alone(name, rx);
+        } else {
+            run.pull_later(name, rx, None);
+        }
+        let arrival = run.arrivals.pop().map(|(comp, status)| (Some(comp), status));
+        let ended = arrival.or_else(|| run.ended.pop_front());
+        run.tell_later();
+        ended
     }
 
     /// Returns the sender's memory if the kernel may copy from it.
@@ -545,20 +579,12 @@ impl Port {
         carrier: &Carrier,
         (from, size, target): (Rank, usize, Target),
         ask: Ask,
-        pull: Option<Pull>,
     ) -> u64 {
         let name = self.transfers.now();
-        let is_pull = pull.is_some();
-        let means = pull.map_or(Means::None, |pull| Means::Pull(Box::new(pull)));
-        let transfer = RxOp::new(from, target, Rx::new(name, size, ask), means);
+        let transfer = RxOp::new(from, target, Rx::new(name, size, ask), Means::None);
         let mut run = Run::new(carrier, self);
         run.begin(name, Box::new(InFlight::Rx(transfer)), Some(Event::Begin));
         run.tell_later();
-        if is_pull {
-            let mut pulls = self.transfers.pulls.lock();
-            pulls.push_back((from, name));
-            self.transfers.pulls.set_count(pulls.len());
-        }
         name
     }
 
@@ -567,19 +593,19 @@ impl Port {
         let (buffer, op) = (landing.transfer.take_buffers().0, landing.op.take());
         let (from, size) = (op.rank, op.size);
         let target = Target::Receive { buffer, op };
-        self.receive(carrier, (from, size, target), Ask::Rts(tx), None);
+        self.receive(carrier, (from, size, target), Ask::Rts(tx));
     }
 
     /// Gets bytes from the owner of a region, which answers.
     pub(crate) fn get(&self, carrier: &Carrier, (buffer, op): (Buffer, OpContext), ask: Ask) {
         let (from, size) = (op.rank, op.size);
-        self.receive(carrier, (from, size, Target::Get { buffer, op }), ask, None);
+        self.receive(carrier, (from, size, Target::Get { buffer, op }), ask);
     }
 
     /// Expects bytes that the caller is about to request. Returns their name, for the owner.
     pub(crate) fn expect_answer(&self, carrier: &Carrier, buffer: Buffer, op: OpContext) -> u64 {
         let (from, size) = (op.rank, op.size);
-        self.receive(carrier, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere, None)
+        self.receive(carrier, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere)
     }
 
     /// Ends a transfer to this rank whose request was refused.

@@ -22,7 +22,7 @@ fn a_message_with_a_fragment_that_cannot_be_stored_ends_with_its_sender() {
     let buffer = Buffer::Bytes(vec![0; 8].into());
     let op = OpContext::of_runtime(ME, Tag(1), 0, None);
     let target = Target::Receive { buffer, op };
-    let at = (ME, device.receive(core, (ME, 8, target), Ask::Rts(5), None));
+    let at = (ME, device.receive(core, (ME, 8, target), Ask::Rts(5)));
     let mut run = Run::new(core, device);
     assert!(run.on(at, Event::Fragment { offset: 0, payload: Payload::Aside(vec![7; 8]) }));
     assert!(matches!(run.violations[..], [(ME, Violation::Broken(_))]), "{:?}", run.violations);

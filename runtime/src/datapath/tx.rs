@@ -190,7 +190,7 @@ impl TxOp {
                 self.end(run, Some(OpError::Refused));
                 return Flow::Ends;
             }
-            Event::Refused(_) => return Flow::Stays,
+            Event::Refused(_) | Event::Pulled(_) => return Flow::Stays,
         };
         self.handle(run, event)
     }

@@ -93,7 +93,7 @@ impl Core {
         if scratch.calls.is_multiple_of(NOW_AND_THEN) {
             self.look_after_domains();
         }
-        let mut pass = Pass { inner: self, device, error: None, moved: false };
+        let mut pass = Pass { inner: self, device, error: None, moved: false, is_alone: false };
         pass.run(&mut scratch);
         let Pass { mut error, moved, .. } = pass;
         keep_scratch(scratch);

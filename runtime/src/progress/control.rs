@@ -282,7 +282,8 @@ impl Pass<'_> {
             }
         };
         let target = Target::Am { tag, buffer, comp: told };
-        if let Some((Some(comp), status)) = self.device.accept(self.inner, from, rts, target) {
+        let ended = self.device.accept(self.inner, (from, rts), target, self.is_alone);
+        if let Some((Some(comp), status)) = ended {
             self.signal_arrival(&comp, status);
         }
     }
@@ -354,7 +355,8 @@ impl Pass<'_> {
         let comp = self.named(from, name, size, comps);
         let target = Target::Put { tag, buffer: Buffer::Region(slice), comp, tx };
         let rts = Rts { size, tx, addr, mapped: None };
-        if let Some((comp, status)) = self.device.accept(self.inner, from, rts, target) {
+        let ended = self.device.accept(self.inner, (from, rts), target, self.is_alone);
+        if let Some((comp, status)) = ended {
             self.signal(comp.as_ref(), status);
         }
     }

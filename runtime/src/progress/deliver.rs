@@ -29,6 +29,7 @@ impl Pass<'_> {
         let Scratch { batch, met, comps, .. } = scratch;
         // The batch is empty most of the time, and an empty drain takes as long as a message.
         if !batch.is_empty() {
+            self.is_alone = batch.len() == 1;
             for event in batch.drain() {
                 self.deliver_event(event, transport, met, comps);
             }
@@ -191,7 +192,8 @@ impl Pass<'_> {
 
     /// Lands a message that has met its receive.
     fn land(&mut self, message: Unexpected, receive: Receive) {
-        if let Some((comp, status)) = self.device.land(self.inner, message, receive) {
+        let ended = self.device.land(self.inner, (message, receive), self.is_alone);
+        if let Some((comp, status)) = ended {
             self.signal_received(comp.as_ref(), status);
         }
     }

@@ -213,6 +213,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) device: &'a Port,
     error: Option<ProgressError>,
     pub(crate) moved: bool,
+    /// `true` while the only event of a batch is delivered.
+    is_alone: bool,
 }
 
 impl Pass<'_> {

@@ -192,12 +192,12 @@ impl Post<'_, Recv<'_>> {
         if needs_engine {
             // The receive will end later than this call.
             receive.op.comp = self.desc.comp.cloned();
-            if let Some((_, status)) = device.land(runtime, message, receive) {
+            if let Some((_, status)) = device.land(runtime, (message, receive), false) {
                 return Ok(self.received(status));
             }
             return Ok(Outcome::Posted);
         }
-        match device.land(runtime, message, receive) {
+        match device.land(runtime, (message, receive), false) {
             Some((_, status)) => Ok(self.received(status)),
             None => Ok(Outcome::Posted),
         }
