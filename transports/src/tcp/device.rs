@@ -250,6 +250,9 @@ impl TcpDevice {
         }
         match read {
             Ok(read) => {
+                if read == Read::Some {
+                    entry.link.has_heard();
+                }
                 let is_over = entry.incoming.is_over;
                 entry.acknowledge(&self.shared, is_over);
                 if is_over {

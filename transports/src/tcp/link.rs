@@ -2,7 +2,7 @@
 //!
 //! Messages are copied behind each other, and one call sends many of them. A message that follows
 //! a call of the socket closely waits for the next poll, or until [`FULL`] bytes have gathered, or
-//! for the flusher's thread. Any other leaves at once.
+//! for the flusher's thread. Any other leaves at once, and so does one behind something that came.
 
 use super::device::TcpDevice;
 use super::frame::{Frame, HEAD};

@@ -26,6 +26,10 @@
 //! for each link the kernel would send one packet more for each small message. Of two devices that
 //! dial each other, the one with the higher key gives way.
 //!
+//! All bytes of a link go over one connection. The chunks of a message of 16 MiB over four or eight
+//! in turn arrived at 1.02 and 1.06 times the rate, those of 64 MiB at 0.99 and 1.00 times
+//! (medians of 12 rounds between two namespaces, 2 cores of an AMD EPYC, 2026-11-26).
+//!
 //! # Cuts
 //!
 //! The bytes of each way are counted from its beginning, and stay with the sender until the

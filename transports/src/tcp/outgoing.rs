@@ -48,7 +48,7 @@ pub(super) struct Outgoing {
     pub(super) number: u64,
     pub(super) is_up: AtomicBool,
     is_over: AtomicBool,
-    /// Ticks of the last call that has sent something.
+    /// Ticks of the last call that has sent something; 0 if something has come since.
     sent_at: AtomicU64,
     pub(super) sending: Mutex<Sending>,
 }
@@ -205,6 +205,12 @@ impl Outgoing {
     #[inline]
     pub(super) fn since_sent(&self) -> u64 {
         ticks().wrapping_sub(self.sent_at.load(Ordering::Relaxed))
+    }
+
+    /// Notes that something has come: what is sent now may answer it, and does not wait for more.
+    #[inline]
+    pub(super) fn has_heard(&self) {
+        self.sent_at.store(0, Ordering::Relaxed);
     }
 
     /// Sends what was left for the next poll.

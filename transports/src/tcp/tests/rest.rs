@@ -1,7 +1,7 @@
 //! Devices that come to rest, also after random schedules of posts, polls, cuts and pauses.
 
 use super::relays::{Relay, relayed};
-use super::{PACKET, Side, bring_up, send, send_as};
+use super::{PACKET, Side, arrival, bring_up, send, send_as};
 use crate::contract::{Armed, Device, Event, Link, PeerId};
 use crate::net::key::DeviceKey;
 use crate::net::streams::TcpChannel;
@@ -225,4 +225,28 @@ fn what_is_kept_for_a_poll_is_news_again_to_a_poll_that_found_none() {
     shared.left.lock().push(0);
     assert!(shared.send_left(u64::MAX));
     assert!(matches!(here.device.arm(), Armed::Ready), "a thread sleeps, and nothing is sent");
+}
+
+#[test]
+fn a_message_waits_for_others_behind_one_that_was_sent_and_not_behind_one_that_came() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let out = here.connect(&there, 1);
+    bring_up(&[&out], &mut [&mut here, &mut there]);
+    let back = there.connect(&here, 0);
+    bring_up(&[&back], &mut [&mut here, &mut there]);
+    let waits = |side: &Side| side.device.shared.link(0).unwrap().sending.lock().flow.unsent() > 0;
+    // A thread that is stopped for longer than messages wait takes another turn.
+    let mut turns = (0..1000).map(|turn| {
+        here.poll_for(SHORT);
+        there.poll_for(SHORT);
+        assert!(send(&back, turn, 8) && send(&out, turn, 8));
+        let has_waited = send(&out, turn, 8) && waits(&here);
+        let start = Instant::now();
+        while here.poll().iter().all(|event| arrival(event).is_none()) {
+            assert!(start.elapsed() < Duration::from_secs(5), "nothing comes");
+        }
+        assert!(send(&out, turn, 8) && !waits(&here), "an answer waits");
+        has_waited
+    });
+    assert!(turns.any(|has_waited| has_waited), "each message is a call of the socket");
 }
