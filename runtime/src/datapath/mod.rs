@@ -5,6 +5,7 @@
 //! | `carrier`, `port` | what a rank, and a device of it, have for this |
 //! | `backlog` | carries on the messages that wait for an event, a staging copy, or room |
 //! | `in_flight` | the transfers of a device, their events, and the thread that carries one on |
+//! | `accept` | begins transfers to this rank |
 //! | `tx`, `rx`, `target` | carry out the actions of a sender, and of a receiver |
 //! | `kernel_copy`, `share` | the kernel copies a message, with its sender's help |
 //! | `mapped`, `import` | a GPU's engine fetches a message from mapped memory; remote keys |
@@ -15,6 +16,7 @@
 //! | `packed` | small pieces of memory that only its owner reaches, many in one message |
 //! | `words` | atomic operations on words of GPU memory |
 
+mod accept;
 mod ahead;
 mod backlog;
 mod carrier;

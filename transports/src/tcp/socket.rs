@@ -3,8 +3,8 @@
 //!
 //! Each transfer is a system call. By io_uring 8 bytes took longer: 5.6 to 7.0 us one way where the
 //! task's work is run by its own calls (`IORING_SETUP_DEFER_TASKRUN`), 17 to 23 where the kernel
-//! interrupts it, and 4.5 to 7.6 by `send` and `recv` (nine rounds between two namespaces, 2 cores of
-//! an AMD EPYC, Linux 6.18, 2026-11-26).
+//! interrupts it, and 4.5 to 7.6 by `send` and `recv` (nine rounds between two namespaces, 2 cores
+//! of an AMD EPYC, Linux 6.18, 2026-11-26).
 
 #![expect(unsafe_code, reason = "memory that peers or other threads may write is read by address")]
 

@@ -1,0 +1,136 @@
+//! Begins transfers to this rank: messages that were offered, gets and their answers.
+
+use super::At;
+use super::carrier::Carrier;
+use super::in_flight::{Event, InFlight, Run};
+use super::kernel_copy::Pull;
+use super::landing::Landing;
+use super::port::Port;
+use super::rx::{Means, RxOp};
+use super::target::Target;
+use crate::error::OpError;
+use crate::names::Rank;
+use crate::op::{Ended, OpContext};
+use crate::protocol::rndv::{Ask, Rx};
+use crate::protocol::wire::{Control, Rts, Verdict};
+use carrack_transports::contract::PeerMemory;
+use carrack_transports::mem::copy::check_kinds;
+use carrack_transports::mem::{Buffer, MemKind};
+use std::sync::Arc;
+
+impl Port {
+    /// Answers an RTS. Returns a status if the message ends here: an empty one, one that was copied
+    /// at once because it `is_alone`, or an error.
+    pub(crate) fn accept(
+        &self,
+        carrier: &Carrier,
+        (from, rts): (Rank, Rts),
+        mut target: Target,
+        is_alone: bool,
+    ) -> Option<Ended> {
+        let finish = |verdict: Verdict| {
+            self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
+        };
+        let room = target.buffer().map_or(0, |buffer| buffer.len());
+        let Some(size) = usize::try_from(rts.size).ok().filter(|&size| size <= room) else {
+            finish(Verdict::Truncated { message: rts.size, buffer: room as u64 });
+            let message = usize::try_from(rts.size).unwrap_or(usize::MAX);
+            return target.fail(from, message, OpError::Truncated { message, buffer: room });
+        };
+        if let Some(cause) = self.known_route(from).and_then(|route| route.down()) {
+            // The peer sent the RTS before its end. Its bytes are lost, and its addresses are
+            // invalid.
+            let error = OpError::PeerDown { rank: from, cause: cause.clone() };
+            return target.fail(from, size, error);
+        }
+        if size == 0 {
+            finish(Verdict::Done);
+            return Some(target.end(from, 0, None));
+        }
+        if let Some(mapped) = rts.mapped {
+            match self.fetch(carrier, (from, rts), mapped, target) {
+                Ok(()) => return None,
+                Err(back) => target = back,
+            }
+        }
+        let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
+        if let Err(cause) = check_kinds(place, MemKind::Host) {
+            finish(Verdict::Failed);
+            return target.fail(from, size, OpError::Copy(cause));
+        }
+        // Bytes for a GPU arrive in blocks, which the kernel does not copy.
+        let memory = if place.is_host() { self.peer_memory(carrier, from, rts.addr) } else { None };
+        let Some(memory) = memory else {
+            self.receive(carrier, (from, size, target), Ask::Rts(rts.tx));
+            return None;
+        };
+        let (name, mut run) = (self.transfers.now(), Run::new(carrier, self));
+        let means = Means::Pull(Box::new(Pull::new(rts.addr, memory)));
+        let mut rx = RxOp::new(from, target, Rx::new(name, size, Ask::Rts(rts.tx)), means);
+        rx.on(&mut run, Event::Begin);
+        if is_alone && self.transfers.pulls.is_empty() {
+            run.pull_alone(name, rx);
+        } else {
+            run.pull_later(name, rx, None);
+        }
+        let arrival = run.arrivals.pop().map(|(comp, status)| (Some(comp), status));
+        let ended = arrival.or_else(|| run.ended.pop_front());
+        run.tell_later();
+        ended
+    }
+
+    /// Returns the sender's memory if the kernel may copy from it.
+    fn peer_memory(&self, carrier: &Carrier, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
+        if addr == 0 {
+            return None;
+        }
+        let route = self.route(from)?;
+        let linked = match route.linked() {
+            Some(linked) => linked,
+            None => route.link(carrier, self).ok()??,
+        };
+        linked.peer_memory()
+    }
+
+    /// Begins a transfer to this rank. Returns its name.
+    pub(super) fn receive(
+        &self,
+        carrier: &Carrier,
+        (from, size, target): (Rank, usize, Target),
+        ask: Ask,
+    ) -> u64 {
+        let name = self.transfers.now();
+        let transfer = RxOp::new(from, target, Rx::new(name, size, ask), Means::None);
+        let mut run = Run::new(carrier, self);
+        run.begin(name, Box::new(InFlight::Rx(transfer)), Some(Event::Begin));
+        run.tell_later();
+        name
+    }
+
+    /// Asks for the bytes of a message whose fetch may have read withdrawn memory.
+    pub(crate) fn ask_again(&self, carrier: &Carrier, landing: &mut Landing, tx: u64) {
+        let (buffer, op) = (landing.transfer.take_buffers().0, landing.op.take());
+        let (from, size) = (op.rank, op.size);
+        let target = Target::Receive { buffer, op };
+        self.receive(carrier, (from, size, target), Ask::Rts(tx));
+    }
+
+    /// Gets bytes from the owner of a region, which answers.
+    pub(crate) fn get(&self, carrier: &Carrier, (buffer, op): (Buffer, OpContext), ask: Ask) {
+        let (from, size) = (op.rank, op.size);
+        self.receive(carrier, (from, size, Target::Get { buffer, op }), ask);
+    }
+
+    /// Expects bytes that the caller is about to request. Returns their name, for the owner.
+    pub(crate) fn expect_answer(&self, carrier: &Carrier, buffer: Buffer, op: OpContext) -> u64 {
+        let (from, size) = (op.rank, op.size);
+        self.receive(carrier, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere)
+    }
+
+    /// Ends a transfer to this rank whose request was refused.
+    pub(crate) fn refuse_answer(&self, carrier: &Carrier, at: At, error: OpError) {
+        let mut run = Run::new(carrier, self);
+        run.on(at, Event::Refused(error));
+        run.tell_later();
+    }
+}
