@@ -3,6 +3,7 @@
 
 use crate::support::over_each_transport;
 use crate::support::*;
+use carrack::buffer::Region;
 use carrack::settings::SettingsBuilder;
 use carrack::{
     Buffer, Completion, Counter, Handler, Matching, OpError, PostError, ProgressError, Rank,
@@ -18,6 +19,7 @@ over_each_transport!(
     a_reply_to_a_message_that_was_received_is_accepted_too,
     a_message_of_a_handler_that_is_no_reply_has_no_place_in_a_full_backlog,
     a_reply_to_a_message_that_came_before_its_receive_is_accepted_too,
+    a_reply_to_a_put_is_accepted_too,
     what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to,
     a_late_status_of_any_rank_is_told_in_a_handler,
     a_client_goes_on_in_the_end_though_its_server_posts_all_the_time,
@@ -219,6 +221,38 @@ fn a_reply_to_a_message_that_came_before_its_receive_is_accepted_too<J: Job>() {
     // The replies find no room, since the client takes nothing in.
     (0..100).for_each(|_| _ = server.progress().unwrap());
     assert_eq!(refused.load(Ordering::Relaxed), 0);
+    until(&ranks, || replies.load(Ordering::Relaxed) == COUNT);
+    settle(&ranks);
+    assert_eq!((replies.load(Ordering::Relaxed), refused.load(Ordering::Relaxed)), (COUNT, 0));
+}
+
+fn a_reply_to_a_put_is_accepted_too<J: Job>() {
+    const COUNT: u64 = 100;
+    let ranks = J::pair_with(tiny::<J>());
+    let [client, server] = &ranks;
+    let refused = Arc::new(AtomicU64::new(0));
+    let count = refused.clone();
+    let handler = server.handler(move |runtime, status| {
+        let bytes = request(status.tag.0);
+        let reply = runtime.post_am(status.rank, bytes, REPLIES).tag(status.tag).submit();
+        count.fetch_add(u64::from(reply.is_err()), Ordering::Relaxed);
+    });
+    let told = server.register_comp(&handler).unwrap();
+    let region = Region::host(32 << 10);
+    let mr = server.register_memory(&region).unwrap();
+    let key = mr.remote_key();
+    let replies = counting(client);
+    // The client takes nothing in while it has room for a further put.
+    for at in 0..COUNT {
+        let put = || {
+            let put = client.post_put(Rank(1), vec![7; 32 << 10], &key, 0);
+            put.remote_comp(told).tag(Tag(at)).submit()
+        };
+        while put().is_err() {
+            client.progress().unwrap();
+        }
+        (0..8).for_each(|_| _ = server.progress().unwrap());
+    }
     until(&ranks, || replies.load(Ordering::Relaxed) == COUNT);
     settle(&ranks);
     assert_eq!((replies.load(Ordering::Relaxed), refused.load(Ordering::Relaxed)), (COUNT, 0));

@@ -356,8 +356,8 @@ impl Pass<'_> {
         let target = Target::Put { tag, buffer: Buffer::Region(slice), comp, tx };
         let rts = Rts { size, tx, addr, mapped: None };
         let ended = self.device.accept(self.inner, (from, rts), target, self.is_alone);
-        if let Some((comp, status)) = ended {
-            self.signal(comp.as_ref(), status);
+        if let Some((Some(comp), status)) = ended {
+            self.signal_arrival(&comp, status);
         }
     }
 
