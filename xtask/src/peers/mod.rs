@@ -43,6 +43,7 @@ mod yardstick;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use crate::error::TaskError;
 use crate::workspace::Workspace;
@@ -81,6 +82,9 @@ pub(crate) struct Options {
     /// Seconds that one measurement is to last
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     seconds: f64,
+    /// Seconds after which the report is of the rounds and rows so far
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
     /// Rows, such as
     /// send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
     #[arg(long, value_name = ROW, value_delimiter = ',')]
@@ -205,14 +209,24 @@ impl Options {
 }
 
 fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Measured> {
+    let begun = Instant::now();
+    let is_late = || options.limit.is_some_and(|limit| begun.elapsed().as_secs() >= limit);
     let mut measured: Vec<Measured> = Vec::new();
     for &row in rows {
+        if is_late() {
+            eprintln!("over the limit: the rows from {row} on are left out");
+            break;
+        }
         eprintln!("trying settings: {row}");
         measured.push(Measured::prepare(row, sides));
     }
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
         for one in &mut measured {
+            if is_late() {
+                eprintln!("over the limit, at {}", one.row);
+                return measured;
+            }
             one.round(round as usize, sides);
         }
     }
@@ -222,4 +236,26 @@ fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Meas
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=60.0).contains(seconds));
     seconds.ok_or_else(|| "expected from 0.01 to 60 seconds, for example 1 or 0.5".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn over_the_limit_the_report_is_of_what_was_measured_before() {
+        let rows = row::read("send:latency:8 send:rate:8");
+        let measured = |limit: &[&str]| {
+            let words = ["bench-peers", "--rounds", "2"].iter().chain(limit);
+            measure(&Command::parse_from(words).options, &rows, &[]).len()
+        };
+        assert_eq!((measured(&[]), measured(&["--limit", "0"])), (2, 0));
+    }
 }
