@@ -199,7 +199,8 @@ impl Run<'_> {
         }
     }
 
-    /// Adds a message to the table after a step of its copy, and to those that the kernel copies.
+    /// Adds a message to the table, after a step of its copy if there was one, and to those that
+    /// the kernel copies.
     pub(super) fn pull_later(&mut self, name: u64, rx: RxOp, step: Option<Step>) {
         let (from, has_failed) = (rx.peer(), matches!(step, Some(Step::Failed(_))));
         self.begin(name, Box::new(InFlight::Rx(rx)), step.map(Event::Pulled));

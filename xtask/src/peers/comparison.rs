@@ -61,6 +61,11 @@ impl Measured {
         self.row.op != Op::Memcpy && self.of(Role::Ours).is_some_and(cannot)
     }
 
+    /// Returns the number of rounds that were measured.
+    pub(super) fn rounds(&self) -> usize {
+        self.entries.iter().map(|entry| entry.figures.len()).max().unwrap_or(0)
+    }
+
     /// Returns the first entry in a role. There is none of ours if only peers are measured.
     pub(super) fn of(&self, role: Role) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.role == role)

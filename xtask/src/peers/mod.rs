@@ -125,8 +125,8 @@ pub(crate) struct Options {
 const ROW: &str = "[shared:|tcp:[asleep:]|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...";
 
 /// Options that have no meaning with `--guest`.
-const OF_HOST: [&str; 9] =
-    ["rows", "gpu", "tcp", "json", "peers", "cores", "peer_only", "pack", "packed"];
+const OF_HOST: [&str; 10] =
+    ["limit", "rows", "gpu", "tcp", "json", "peers", "cores", "peer_only", "pack", "packed"];
 
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
@@ -179,7 +179,7 @@ fn report(
     let heading = Heading {
         machine,
         cores,
-        rounds: options.rounds,
+        rounds: measured.iter().map(Measured::rounds).max().unwrap_or(0),
         seconds: options.seconds,
         sides: sides.iter().map(|side| side.version()).collect(),
     };

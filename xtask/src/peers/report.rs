@@ -26,7 +26,7 @@ pub(super) struct Report<'a> {
 pub(super) struct Heading {
     pub(super) machine: Machine,
     pub(super) cores: Cores,
-    pub(super) rounds: u32,
+    pub(super) rounds: usize,
     pub(super) seconds: f64,
     /// Each side's name and version.
     pub(super) sides: Vec<String>,
