@@ -8,6 +8,7 @@
 mod copier;
 mod meeting;
 
+use crate::gpus;
 use crate::launch::LaunchError;
 use crate::own_ranks::{gather, is_rank, run_ranks};
 use crate::{USAGE, complain, print, template};
@@ -98,6 +99,8 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
         return Ok(ExitCode::from(run_ranks(2, Vec::new())?));
     }
     let runtime = Runtime::builder().settings(settings).start()?;
+    // Initialises their drivers: the way of their memory is told, too.
+    gpus::of(&runtime);
     let world = runtime.world();
     let meeting = Meeting::of(&world);
     let tried = copier::try_out(&runtime, &meeting);

@@ -69,7 +69,9 @@ impl PeerPaths {
 
 impl Runtime {
     /// Returns, for each rank, the chosen path and the reasons against the others, from the
-    /// default device. Waits up to `patience` for peers that have not started.
+    /// default device. Waits up to `patience` for peers that have not started. The GPUs are those of
+    /// initialised drivers; [`Driver::devices`](carrack_transports::gpu::Driver::devices)
+    /// initialises one.
     pub fn explain(&self, patience: Duration) -> Vec<PeerPaths> {
         let device = &self.0.default_device().0;
         (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()
@@ -217,7 +219,7 @@ impl Runtime {
         let maps =
             route.and_then(|route| route.linked()).is_some_and(|linked| self.0.may_map(linked));
         for driver in self.gpu_drivers() {
-            match driver.devices() {
+            match driver.devices_in_use() {
                 Err(error) => {
                     let why = format!("{}: {error}", driver.name());
                     kinds.push(KindPath::of_no_gpu("device", "none".into(), Some(why)));

@@ -16,6 +16,7 @@ use carrack::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Calls of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +100,31 @@ impl Ground {
             self.runtime.progress().unwrap();
         }
     }
+}
+
+/// Initialising CUDA takes a rank 0.2 s for each GPU, one rank of a node after the other.
+#[test]
+fn a_rank_that_has_host_memory_only_does_not_initialise_cuda() {
+    let test = "a_rank_that_has_host_memory_only_does_not_initialise_cuda";
+    let _watchdog = Watchdog::over(test);
+    let library = mock::library(test, "-DPINNED");
+    let driver = Arc::new(mock::open(&library));
+    let runtime = Runtime::builder().gpu_driver(driver.clone()).start().unwrap();
+    let received = Counter::new();
+    runtime.post_recv(Rank(0), vec![0; 1 << 20], Tag(1)).comp(&received).submit().unwrap();
+    runtime.post_send(Rank(0), vec![1; 1 << 20], Tag(1)).wait().unwrap();
+    while received.get() == 0 {
+        runtime.progress().unwrap();
+    }
+    let kinds = |kind: &str| {
+        let paths = runtime.explain(Duration::ZERO).remove(0).kinds;
+        paths.into_iter().filter(|path| path.memory.starts_with(kind)).collect::<Vec<_>>()
+    };
+    let unused = kinds("device").into_iter().filter_map(|kind| kind.why);
+    assert!(unused.into_iter().any(|why| why.contains("not initialised")));
+    assert_eq!(mock::word(&library, "mock_inits"), 0);
+    driver.devices().unwrap();
+    assert_eq!(kinds("device 0").len(), 1);
 }
 
 /// Puts of device memory to the rank itself.

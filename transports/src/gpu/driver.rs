@@ -33,6 +33,14 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// The reason why there are none, in words for a person.
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
 
+    /// As [`devices`](Self::devices), but initialises nothing.
+    ///
+    /// # Errors
+    /// As those of `devices`, or `NOT_INITIALIZED`.
+    fn devices_in_use(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
+        self.devices()
+    }
+
     /// Runs work that was put off, because it would have blocked while a stream waited for a word
     /// (see [`Stream::wait_value64`]). The caller calls it now and then.
     ///

@@ -159,7 +159,11 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
-        Ok(self.usable()?.gpus()?.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
+        self.usable()?.devices()
+    }
+
+    fn devices_in_use(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
+        self.ready("cuDeviceGetCount")?.devices()
     }
 
     fn look_after(&self) {
@@ -280,6 +284,10 @@ impl Shared {
             return Err(super::error::error("cuDeviceGetCount", NO_DEVICE));
         }
         Ok(self.gpus.get_or_init(|| gpus))
+    }
+
+    fn devices(&'static self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
+        Ok(self.gpus()?.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
     }
 
     /// Returns the library that describes links between devices, if there is one.

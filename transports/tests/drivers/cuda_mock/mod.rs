@@ -86,8 +86,10 @@ fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
     assert!(format!("{driver:?}").contains("not opened"), "nothing is opened at the start");
     assert!(driver.classify(0x10000).unwrap().is_none(), "nobody can have device memory yet");
     assert!(driver.version().unwrap().contains("99.0"));
+    assert_eq!(driver.devices_in_use().unwrap_err().name, "NOT_INITIALIZED");
     assert_eq!(word(&library, "mock_inits"), 0);
     let gpus = driver.devices().unwrap();
+    assert_eq!(driver.devices_in_use().unwrap().len(), 1);
     assert_eq!(word(&library, "mock_inits"), 1);
     assert_eq!(word(&library, "mock_retained"), 0, "looking at devices makes no context");
     let info = gpus[0].info();
