@@ -69,9 +69,8 @@ impl PeerPaths {
 
 impl Runtime {
     /// Returns, for each rank, the chosen path and the reasons against the others, from the
-    /// default device. Waits up to `patience` for peers that have not started. The GPUs are those of
-    /// initialised drivers; [`Driver::devices`](carrack_transports::gpu::Driver::devices)
-    /// initialises one.
+    /// default device. Waits up to `patience` for peers that have not started. Initialises no GPU
+    /// driver: it lists the GPUs of those that the program uses.
     pub fn explain(&self, patience: Duration) -> Vec<PeerPaths> {
         let device = &self.0.default_device().0;
         (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()

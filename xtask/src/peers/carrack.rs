@@ -38,9 +38,13 @@ impl Carrack {
         let heard = child::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
     }
-}
 
-impl Carrack {
+    /// One run on these cores.
+    pub(super) fn measure_on(&self, row: &Row, cores: &[usize]) -> Result<Figure, TaskError> {
+        let (command, heard) = self.run(row, cores, self.0.seconds)?;
+        read(&heard.unless_failed(&command)?, row)
+    }
+
     /// One rank on each node: rank 0 prints the figures.
     fn run_between_nodes(&self, row: &Row, seconds: f64) -> Result<(Command, Heard), TaskError> {
         let port = ucx::free_port()?.to_string();
@@ -90,9 +94,7 @@ impl Side for Carrack {
 
     fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
         // `prepare` has found as many.
-        let cores = self.0.cores.first(row.cores()).unwrap_or_default();
-        let (command, heard) = self.run(row, cores, self.0.seconds)?;
-        read(&heard.unless_failed(&command)?, row)
+        self.measure_on(row, self.0.cores.first(row.cores()).unwrap_or_default())
     }
 }
 

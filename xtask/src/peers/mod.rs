@@ -17,7 +17,7 @@
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
-//! | `yardstick` | one copy by a thread or a GPU's engine, or raw sockets (`xtask/peers/*.c`) |
+//! | `yardstick` | one copy, raw sockets (`xtask/peers/*.c`), or processes in place of threads |
 //! | `nodes` | two network namespaces, for TCP |
 //! | `verbs` | `--guest`: Carrack over verbs, perftest and UCX in a small virtual machine |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
@@ -66,9 +66,9 @@ use yardstick::Yardstick;
 Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests
 latency, bandwidth and rate. A size is in bytes; of a barrier it is the number of ranks. With
 @THREADS each rank has that many threads, each with a device of its own, or all with one after
-`shared:`; the row of one thread is measured too, and the ratio to it is shown. MPICH's threads
-send messages, also in rows of active ones. Puts and gets are compared with one memcpy of their
-size. With gpu: in front the memory is that of the first two GPUs, or of the only one, and the
+`shared:`; the row of one thread is measured too, and the ratio to it is shown. Threads with a
+device each are compared with as many pairs of processes. MPICH's threads send messages, also in
+rows of active ones. Puts and gets are compared with one memcpy of their size. With gpu: in front the memory is that of the first two GPUs, or of the only one, and the
 comparison is with raw copies by the driver. With gpu:copier: Carrack's resident copier has the
 small ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces,
 which takes root, and the comparison is with raw sockets; tcp:asleep:send:latency:8 is of threads

@@ -45,7 +45,7 @@ struct Line {
     ratio: Option<f64>,
     /// The same of the averages of a latency.
     average_ratio: Option<f64>,
-    /// Median of Carrack over that of one copy of the same size, or of raw sockets.
+    /// Median of Carrack over that of the yardstick.
     of_raw: Option<f64>,
     /// Median of Carrack over its own of one thread.
     of_one_thread: Option<f64>,
@@ -75,8 +75,8 @@ impl Report<'_> {
             run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
             second, higher is better.\nRatio: carrack / better peer, the median over the rounds; \
             average: the same of the averages of the latencies. /raw: carrack / one copy of that \
-            size, by one thread's memcpy or the GPU's engine, or raw sockets; /one: carrack / its \
-            figure of one thread.\n\n\
+            size, by one thread's memcpy or the GPU's engine, or raw sockets, or as many pairs of \
+            processes as a row has threads; /one: carrack / its figure of one thread.\n\n\
             {:<WIDTH$}",
             "test"
         );

@@ -114,6 +114,11 @@ impl Row {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
 
+    /// Returns `true` if threads of one process could as well be processes.
+    pub(super) fn is_of_apart_threads(&self) -> bool {
+        self.threads > 1 && !self.shared && !self.gpu && !self.tcp && self.test != Test::Latency
+    }
+
     /// Returns `true` if one copy of that size, by a thread or the GPU's engine, is the bound.
     pub(super) fn is_a_copy(&self) -> bool {
         self.gpu
@@ -310,6 +315,7 @@ mod tests {
         assert_eq!((shared.threads, shared.shared), (2, true));
         assert_eq!(shared.of_one_thread(), Some(row("put:rate:8")));
         assert_eq!(row("put:rate:8").of_one_thread(), None);
+        assert!(threads.is_of_apart_threads() && !shared.is_of_apart_threads());
         assert_eq!(with_one_thread(&[threads, threads]), [row("am:rate:8"), threads, threads]);
         assert_eq!(with_one_thread(&[shared, row("put:rate:8")]), [shared, row("put:rate:8")]);
         assert!(row("put:bandwidth:1M").is_a_copy() && !row("send:bandwidth:1M").is_a_copy());

@@ -1,7 +1,10 @@
 //! What the machine can do. One copy: by one thread, which nothing that copies by the CPU is
 //! quicker than; of GPU memory by the copy engine, called as the driver has it. Over TCP: polled
-//! sockets.
+//! sockets. Of threads: as many pairs of processes, which share nothing but the machine.
 
+use std::thread;
+
+use super::carrack::Carrack;
 use super::cores::Cores;
 use super::kit::Setup;
 use super::nodes::ADDRESSES;
@@ -28,6 +31,24 @@ impl Yardstick {
         let said = ucx::between(server, client, port, self.0.seconds)?;
         side::read_line("tcp_bench", &said, row)
     }
+
+    /// The threads of a row as processes, on the same cores.
+    fn processes(&self, row: &Row) -> Result<Figure, TaskError> {
+        let cores = self.0.cores.first(row.cores()).unwrap_or_default();
+        let (senders, receivers) = cores.split_at(cores.len() / 2);
+        let (alone, carrack) = (Row { threads: 1, ..*row }, Carrack(self.0.clone()));
+        let figures: Vec<_> = thread::scope(|scope| {
+            let run = |pair: [usize; 2]| {
+                let (alone, carrack) = (&alone, &carrack);
+                scope.spawn(move || carrack.measure_on(alone, &pair))
+            };
+            let pairs = senders.iter().zip(receivers).map(|(&from, &to)| run([from, to]));
+            let pairs: Vec<_> = pairs.collect();
+            pairs.into_iter().filter_map(|pair| pair.join().ok()).collect()
+        });
+        let figures: Vec<_> = figures.into_iter().collect::<Result<_, _>>()?;
+        Ok(Figure::plain(figures.iter().map(|figure| figure.value).sum()))
+    }
 }
 
 impl Side for Yardstick {
@@ -36,7 +57,7 @@ impl Side for Yardstick {
     }
 
     fn version(&self) -> String {
-        "raw: memcpy by one thread, cuMemcpyDtoDAsync, or sockets".into()
+        "raw: memcpy by one thread, cuMemcpyDtoDAsync, sockets, or processes for threads".into()
     }
 
     fn role(&self) -> Role {
@@ -44,6 +65,10 @@ impl Side for Yardstick {
     }
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
+        if row.is_of_apart_threads() {
+            self.processes(row)?;
+            return Ok(Setting { variant: &AS_IT_COMES[0], iterations: 0 });
+        }
         if row.is_a_copy() || row.tcp {
             tune(row, self.0.seconds, AS_IT_COMES, |setting| self.measure(row, setting))
         } else {
@@ -52,6 +77,9 @@ impl Side for Yardstick {
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        if row.is_of_apart_threads() {
+            return self.processes(row);
+        }
         if row.tcp {
             return self.sockets(row, setting);
         }
