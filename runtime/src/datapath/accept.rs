@@ -17,6 +17,7 @@ use carrack_transports::contract::PeerMemory;
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, MemKind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Port {
     /// Answers an RTS. Returns a status if the message ends here: an empty one, one that was copied
@@ -69,7 +70,9 @@ impl Port {
         let mut rx = RxOp::new(from, target, Rx::new(name, size, Ask::Rts(rts.tx)), means);
         rx.on(&mut run, Event::Begin);
         if is_alone && self.transfers.pulls.is_empty() {
+            self.transfers.alone.fetch_add(1, Ordering::AcqRel);
             run.pull_alone(name, rx);
+            self.transfers.alone.fetch_sub(1, Ordering::AcqRel);
         } else {
             run.pull_later(name, rx, None);
         }

@@ -17,6 +17,7 @@ use crate::undelivered::About;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A transfer in the table of its device.
 pub(crate) enum InFlight {
@@ -309,7 +310,9 @@ impl Holder for OfDevice<'_> {
 
     fn count(&self) -> usize {
         let transfers = &self.1.transfers;
-        transfers.table.count() + transfers.packed.count()
+        // One that moves into the table is found in one of the two places, or in both.
+        let alone = transfers.alone.load(Ordering::Acquire);
+        alone + transfers.table.count() + transfers.packed.count()
     }
 }
 

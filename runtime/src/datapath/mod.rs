@@ -64,6 +64,7 @@ use packed::Packed;
 use parking_lot::Mutex;
 use share::Help;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
 
 /// A peer, and the name of a transfer with it.
 pub(crate) type At = (Rank, u64);
@@ -77,6 +78,8 @@ pub(crate) struct Transfers {
     turn: Mutex<()>,
     /// Transfers whose bytes the kernel copies here.
     pulls: Waiting<VecDeque<At>>,
+    /// Number of messages that are being copied without being in the table.
+    alone: AtomicUsize,
     /// Pulls of peers that this rank helps with.
     helps: Waiting<VecDeque<Help>>,
     /// Regions of peers in which messages lie.
@@ -94,6 +97,7 @@ impl Transfers {
             listed: Waiting::for_progress(chores, Chore::Transfers),
             turn: Mutex::new(()),
             pulls: Waiting::for_progress(chores, Chore::Pulls),
+            alone: AtomicUsize::new(0),
             helps: Waiting::for_progress(chores, Chore::Helps),
             introduced: Introduced::default(),
             packed: Packed::default(),

@@ -2,6 +2,7 @@
 //! messages it takes, and what else happens while a call of the transport is under way. So two
 //! threads meet in one order only.
 
+mod alone;
 mod holders;
 mod late;
 mod transfers;

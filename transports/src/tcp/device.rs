@@ -250,11 +250,12 @@ impl TcpDevice {
         }
         match read {
             Ok(read) => {
-                if read == Read::Some {
-                    entry.link.has_heard();
-                }
                 let is_over = entry.incoming.is_over;
                 entry.acknowledge(&self.shared, is_over);
+                if read == Read::Some {
+                    // Behind the acknowledgement, which is no message.
+                    entry.link.has_heard();
+                }
                 if is_over {
                     self.end(polling, index, DownCause::Closed);
                     return true;

@@ -379,8 +379,14 @@ impl Outgoing {
         let mut sending = self.sending.lock();
         let carries = sending.carries(on);
         if carries {
+            let (is_first, sent_at) =
+                (sending.flow.unsent() == 0, self.sent_at.load(Ordering::Relaxed));
             sending.flow.push_note(word);
             self.flush(&mut sending, shared);
+            if is_first {
+                // No message has left with it, and the next one may be an answer.
+                self.sent_at.store(sent_at, Ordering::Relaxed);
+            }
         }
         carries
     }

@@ -250,3 +250,29 @@ fn a_message_waits_for_others_behind_one_that_was_sent_and_not_behind_one_that_c
     });
     assert!(turns.any(|has_waited| has_waited), "each message is a call of the socket");
 }
+
+#[test]
+fn an_answer_to_what_was_acknowledged_does_not_wait_for_others() {
+    let [mut here, mut there] = [0, 1].map(Side::new);
+    let out = here.connect(&there, 1);
+    bring_up(&[&out], &mut [&mut here, &mut there]);
+    let back = there.connect(&here, 0);
+    bring_up(&[&back], &mut [&mut here, &mut there]);
+    let waits = |side: &Side| side.device.shared.link(0).unwrap().sending.lock().flow.unsent() > 0;
+    let mut waited = Vec::new();
+    for turn in 0..1000 {
+        there.poll_for(Duration::from_micros(50));
+        assert!(send(&back, turn, PACKET));
+        let start = Instant::now();
+        while here.poll().iter().all(|event| arrival(event).is_none()) {
+            there.poll();
+            assert!(start.elapsed() < Duration::from_secs(5), "nothing comes");
+        }
+        assert!(send(&out, turn, 8));
+        if waits(&here) {
+            waited.push(turn);
+        }
+        here.poll();
+    }
+    assert!(waited.is_empty(), "answers that waited: {waited:?}");
+}
