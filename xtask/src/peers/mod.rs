@@ -68,13 +68,13 @@ latency, bandwidth and rate. A size is in bytes; of a barrier it is the number o
 @THREADS each rank has that many threads, each with a device of its own, or all with one after
 `shared:`; the row of one thread is measured too, and the ratio to it is shown. Threads with a
 device each are compared with as many pairs of processes. MPICH's threads send messages, also in
-rows of active ones. Puts and gets are compared with one memcpy of their size. With gpu: in front the memory is that of the first two GPUs, or of the only one, and the
-comparison is with raw copies by the driver. With gpu:copier: Carrack's resident copier has the
-small ones (CARRACK_GPU_COPIER=1). With tcp: in front the ranks are in two network namespaces,
-which takes root, and the comparison is with raw sockets; tcp:asleep:send:latency:8 is of threads
-that sleep while they wait. A row that Carrack cannot do yet is reported and skipped; a program that
-fails or hangs is ended, reported, and not measured any further in that row, and the status is 1
-then.")]
+rows of active ones. Puts and gets are compared with one memcpy of their size. With gpu: in front
+the memory is that of the first two GPUs, or of the only one, and the comparison is with raw copies
+by the driver. With gpu:copier: Carrack's resident copier has the small ones (CARRACK_GPU_COPIER=1).
+With tcp: in front the ranks are in two network namespaces, which takes root, and the comparison is
+with raw sockets; tcp:asleep:send:latency:8 is of threads that sleep while they wait. A row that
+Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and
+not measured any further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
     /// Rounds; the median over them is taken
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
