@@ -162,7 +162,8 @@ impl<'a> Keeper<'a> {
             Err(error) => {
                 let (status, advice) = not_started(&error);
                 let program = Path::new(self.options.job.program()).display();
-                let why = format!("rank {rank} could not be started: {program}: {error}{advice}");
+                let number = job.nodes.rank(rank, job.ranks);
+                let why = format!("rank {number} could not be started: {program}: {error}{advice}");
                 let is_first = self.end(status, Signal::TERM, &why);
                 self.stand_in(rank, is_first, &format!("could not be started: {error}"))?;
             }
@@ -175,7 +176,9 @@ impl<'a> Keeper<'a> {
     fn stand_in(&mut self, rank: u32, is_first: bool, how: &str) -> Result<(), LaunchError> {
         let Some(stand_in) = self.options.job.nodes.stand_in(rank, how) else { return Ok(()) };
         let source = epoll::EventData::new_u64(STAND_IN);
-        epoll::add(&self.post.main, &stand_in, source, epoll::EventFlags::IN)
+        // By edges: a caller for whom there is no descriptor stays in the queue.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.post.main, &stand_in, source, flags)
             .doing("watching the port of rank 0")?;
         let stays = is_first || !self.ending.has_begun() && !stand_in.was_reached();
         self.stand_in = Some((stand_in, stays.then(|| Instant::now() + CALLS_COME)));
@@ -320,8 +323,10 @@ impl<'a> Keeper<'a> {
             let what = format!("exited with status {code}");
             (Departure::Exited(code), u8::try_from(code).unwrap_or(1), what)
         };
+        let job = &self.options.job;
+        let number = job.nodes.rank(rank, job.ranks);
         let is_first =
-            status != 0 && self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
+            status != 0 && self.end(status, Signal::TERM, &format!("rank {number} {what}"));
         self.stand_in(rank, is_first, &what)?;
         self.post.died(rank, how).doing("serving a rank's bootstrap")
     }

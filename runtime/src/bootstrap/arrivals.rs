@@ -98,6 +98,11 @@ impl Arrivals {
                     self.for_gets.raise();
                 }
             }
+            Frame::NeverCame { ranks } => {
+                self.gone.extend(ranks.iter().map(|rank| (*rank, Departure::NeverCame)));
+                self.for_fences.raise();
+                self.for_gets.raise();
+            }
             Frame::Refused { why } => self.end(End::Refused(why)),
             // Only ranks send these frames, or the launcher sends them once, before all others.
             Frame::Hello { .. }

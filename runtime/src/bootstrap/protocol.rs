@@ -11,13 +11,14 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use thiserror::Error;
 
 use super::error::{BootstrapError, Departure};
 use super::job::JobId;
 
 /// The version of this protocol. Launcher and rank must have the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -102,6 +103,11 @@ pub enum Frame {
         /// How.
         how: Departure,
     },
+    /// Launcher to rank: these ranks have not come in time, at most [`MAX_VALUE`]` / 4`.
+    NeverCame {
+        /// The ranks.
+        ranks: Arc<[u32]>,
+    },
     /// Launcher to rank: the last frame was wrong, and no further one is read.
     Refused {
         /// Why, for a person to read.
@@ -124,6 +130,7 @@ const FINISHED: u8 = 7;
 const GONE: u8 = 8;
 const REFUSED: u8 = 9;
 const MISSING: u8 = 10;
+const NEVER_CAME: u8 = 11;
 
 impl Frame {
     /// Encodes the frame.
@@ -145,6 +152,10 @@ impl Frame {
             Self::Gone { rank, how } => {
                 let (code, detail) = departure_code(*how);
                 Writer::new(GONE).u32(*rank).raw(&[code]).raw(&detail.to_le_bytes()).done()
+            }
+            Self::NeverCame { ranks } => {
+                let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+                Writer::new(NEVER_CAME).value(&bytes).done()
             }
             Self::Refused { why } => Writer::new(REFUSED).text(why, MAX_REASON).done(),
         }
@@ -173,6 +184,7 @@ impl Frame {
             FENCE_DONE => Self::FenceDone { number: reader.u64("fence number")? },
             FINISHED => Self::Finished,
             GONE => Self::Gone { rank: reader.u32("rank")?, how: reader.departure()? },
+            NEVER_CAME => Self::NeverCame { ranks: reader.ranks()? },
             REFUSED => Self::Refused { why: reader.text("reason", MAX_REASON)? },
             kind => return Err(BadFrame(format!("its kind is {kind}, which no frame has"))),
         };
@@ -320,6 +332,15 @@ impl<'a> Reader<'a> {
         Ok(self.take(len, "value")?.to_vec())
     }
 
+    fn ranks(&mut self) -> Result<Arc<[u32]>, BadFrame> {
+        let bytes = self.value()?;
+        let (ranks, rest) = bytes.as_chunks();
+        match rest.len() {
+            0 => Ok(ranks.iter().map(|rank| u32::from_le_bytes(*rank)).collect()),
+            extra => Err(BadFrame(format!("{extra} bytes of a rank's number"))),
+        }
+    }
+
     fn departure(&mut self) -> Result<Departure, BadFrame> {
         let [code] = self.array("departure")?;
         let detail = i32::from_le_bytes(self.array("departure")?);
@@ -394,6 +415,8 @@ mod tests {
             any::<u64>().prop_map(|number| Frame::FenceDone { number }),
             Just(Frame::Finished),
             (any::<u32>(), departure()).prop_map(|(rank, how)| Frame::Gone { rank, how }),
+            proptest::collection::vec(any::<u32>(), 0..100)
+                .prop_map(|ranks| Frame::NeverCame { ranks: ranks.into() }),
             "\\PC{0,200}".prop_map(|why| Frame::Refused { why }),
         ]
     }

@@ -11,7 +11,7 @@ use std::collections::hash_map::Entry;
 
 use super::error::Departure;
 use super::job::JobId;
-use super::protocol::{Frame, VERSION};
+use super::protocol::{Frame, MAX_VALUE, VERSION};
 
 /// The table, the fence and the departures of one job.
 #[derive(Debug)]
@@ -65,11 +65,17 @@ impl Server {
         self.ranks.iter().all(|state| state.gone.is_some())
     }
 
-    /// Notes that a rank has not come, and tells no rank.
-    pub fn never_came(&mut self, rank: u32) {
-        if let Some(state) = self.ranks.get_mut(rank as usize) {
-            state.gone.get_or_insert(Departure::NeverCame);
+    /// Notes that these ranks have not come, and tells the others all of them: an operation waits
+    /// for its own peer.
+    pub fn never_came(&mut self, late: &[u32]) -> Outgoing {
+        for &rank in late {
+            if let Some(state) = self.ranks.get_mut(rank as usize) {
+                state.gone.get_or_insert(Departure::NeverCame);
+            }
         }
+        let frames =
+            late.chunks(MAX_VALUE / 4).map(|ranks| Frame::NeverCame { ranks: ranks.into() });
+        frames.flat_map(|frame| self.to_others(late[0], &frame)).collect()
     }
 
     /// Returns the number of ranks.
@@ -112,6 +118,7 @@ impl Server {
             | Frame::Missing { .. }
             | Frame::FenceDone { .. }
             | Frame::Gone { .. }
+            | Frame::NeverCame { .. }
             | Frame::Refused { .. } => {
                 self.refuse(rank, format!("rank {rank} sent a frame that only the store sends"))
             }
@@ -294,6 +301,24 @@ mod tests {
             "rank 1 is told nothing any more"
         );
         assert_eq!(server.departed(0, Departure::Exited(0)), []);
+    }
+
+    #[test]
+    fn all_ranks_that_have_not_come_are_told_to_each_that_has() {
+        let mut server = server(20_004);
+        let late: Vec<u32> = (1..20_001).collect();
+        let told = server.never_came(&late);
+        for to in [0, 20_001, 20_003] {
+            let frames = told.iter().filter(|(rank, _)| *rank == to).map(|(_, frame)| frame);
+            let frames: Vec<_> = frames.map(|it| Frame::decode(&it.encode()).unwrap()).collect();
+            let ranks = frames.iter().flat_map(|frame| match frame {
+                Frame::NeverCame { ranks } => ranks.to_vec(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!((frames.len(), ranks.collect::<Vec<_>>()), (2, late.clone()));
+        }
+        assert!(!told.iter().any(|(rank, _)| late.contains(rank)));
+        assert_eq!(server.never_came(&[]), []);
     }
 
     #[test]

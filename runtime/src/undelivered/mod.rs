@@ -102,7 +102,7 @@ impl Undelivered {
         let mut lists = self.0.lock();
         for (comp, status) in told {
             let what = Delivery::Status(status, None, about);
-            lists.queue_or_new(&comp).entries.push_back(Entry { comp, what });
+            lists.queue_or_new(&comp).push(Entry { comp, what });
         }
         self.0.set_count(lists.count());
     }
@@ -145,7 +145,7 @@ impl Undelivered {
     pub(crate) fn wait_behind(&self, entry: Entry) -> Result<(), Entry> {
         match self.0.lock().queue(&entry.comp) {
             Some(queue) => {
-                queue.entries.push_back(entry);
+                queue.push(entry);
                 Ok(())
             }
             None => Err(entry),

@@ -43,9 +43,15 @@ impl StandIn {
         self.was_reached
     }
 
-    /// Tells the ranks that call. Never blocks.
+    /// Tells all ranks that call, as long as there are descriptors. Never blocks.
     pub fn answer(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                // It has gone while it waited; others may be behind it.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(_) => return,
+            };
             let Ok(mut channel) = TcpChannel::over(stream, LIMITS) else { continue };
             // It fails for a caller that has gone.
             let _ = channel.say(&PROTOCOL.refusal(&self.why));

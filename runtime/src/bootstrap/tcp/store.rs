@@ -171,12 +171,8 @@ impl Store {
             let ranks = 1..self.server.size();
             let late: Vec<u32> =
                 ranks.filter(|rank| self.came_from[*rank as usize].is_none()).collect();
-            // All ranks are told one missing rank, which suffices.
-            if let Some((first, others)) = late.split_first() {
-                others.iter().for_each(|rank| self.server.never_came(*rank));
-                let outgoing = self.server.departed(*first, Departure::NeverCame);
-                self.deliver(outgoing);
-            }
+            let outgoing = self.server.never_came(&late);
+            self.deliver(outgoing);
         }
         if self.shut_until.is_some_and(|at| at <= now) {
             self.shut_until = None;
@@ -253,16 +249,20 @@ impl Store {
     }
 
     /// Handles a process that called as a rank and cannot be it. All ranks are told at once, unless
-    /// that rank is there.
+    /// that rank is there. One that counts other ranks is then one of those that are missing.
     fn lost(&mut self, rank: u32, how: Departure) {
-        let is_missing = rank > 0
-            && self.came_from.get(rank as usize).is_some_and(Option::is_none)
-            && self.server.departure(rank).is_none();
-        if is_missing {
-            self.missing = self.missing.saturating_sub(1);
-            let outgoing = self.server.departed(rank, how);
-            self.deliver(outgoing);
-        }
+        let is_missing = |rank: u32| {
+            rank > 0
+                && self.came_from.get(rank as usize).is_some_and(Option::is_none)
+                && self.server.departure(rank).is_none()
+        };
+        let others = (0..self.server.size()).filter(|_| how == Departure::OtherSize);
+        let Some(rank) = [rank].into_iter().chain(others).find(|rank| is_missing(*rank)) else {
+            return;
+        };
+        self.missing = self.missing.saturating_sub(1);
+        let outgoing = self.server.departed(rank, how);
+        self.deliver(outgoing);
     }
 
     /// A process that holds the secret.
