@@ -148,12 +148,12 @@ impl<'a> Keeper<'a> {
     fn start(&mut self, rank: u32) -> Result<(), LaunchError> {
         let socket = self.post.open(rank, SOCKETS + u64::from(rank));
         let socket = socket.doing("making a rank's socket")?;
+        let number = self.number(rank);
         match self.template.start(rank, socket) {
             Ok((started, pipes)) => {
                 self.ranks.push(Some(started));
-                let job = &self.options.job;
-                let number = job.nodes.rank(rank, job.ranks);
-                let tag = if job.no_tag { String::new() } else { format!("[{number}] ") };
+                let tag = format!("[{number}] ");
+                let tag = if self.options.job.no_tag { String::new() } else { tag };
                 for (pipe, is_stdout) in pipes.into_iter().zip([true, false]) {
                     pipe.into_iter()
                         .for_each(|pipe| self.outputs.add(is_stdout, pipe, tag.clone()));
@@ -162,13 +162,18 @@ impl<'a> Keeper<'a> {
             Err(error) => {
                 let (status, advice) = not_started(&error);
                 let program = Path::new(self.options.job.program()).display();
-                let number = job.nodes.rank(rank, job.ranks);
                 let why = format!("rank {number} could not be started: {program}: {error}{advice}");
                 let is_first = self.end(status, Signal::TERM, &why);
                 self.stand_in(rank, is_first, &format!("could not be started: {error}"))?;
             }
         }
         Ok(())
+    }
+
+    /// Returns the job's number of a rank of this node.
+    fn number(&self, rank: u32) -> u32 {
+        let job = &self.options.job;
+        job.nodes.rank(rank, job.ranks)
     }
 
     /// Answers for a rank 0 that has ended. Stays for that where ranks of other nodes may not have
@@ -323,8 +328,7 @@ impl<'a> Keeper<'a> {
             let what = format!("exited with status {code}");
             (Departure::Exited(code), u8::try_from(code).unwrap_or(1), what)
         };
-        let job = &self.options.job;
-        let number = job.nodes.rank(rank, job.ranks);
+        let number = self.number(rank);
         let is_first =
             status != 0 && self.end(status, Signal::TERM, &format!("rank {number} {what}"));
         self.stand_in(rank, is_first, &what)?;
