@@ -19,8 +19,8 @@ pub(super) fn adopt(number: i32) -> Result<OwnedFd, BootstrapError> {
         AdoptError::NotASocket => wrong(format!("is {number}, which is not a socket")),
         AdoptError::OtherSocket => wrong(format!("is {number}, a socket of another kind")),
         AdoptError::Taken => wrong(format!(
-            "is {number}, which is in use by a runtime of this process, or of the one that it is a \
-             fork of: runtimes of one process must share their bootstrap"
+            "is {number}, which a runtime of this process, or of the one that it is a fork of, has \
+             taken over: a rank starts once, and runtimes of one process share their bootstrap"
         )),
         AdoptError::System(errno) => BootstrapError::os("adopting the launcher's socket", errno),
     })

@@ -63,9 +63,10 @@ impl fmt::Display for Departure {
                 "was started twice: give each process a RANK of its own, and end what is left of \
                 earlier jobs",
             ),
-            Self::OtherSize => {
-                f.write_str("has another WORLD_SIZE than rank 0: give all ranks the same")
-            }
+            Self::OtherSize => f.write_str(
+                "has another WORLD_SIZE than rank 0: give all ranks the same, or all nodes the \
+                same -n",
+            ),
         }
     }
 }
@@ -147,10 +148,7 @@ pub enum BootstrapError {
     LauncherGone,
 
     /// A variable of torchrun or of Carrack is missing or wrong.
-    #[error(
-        "{name} {problem}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or \
-         unset RANK and WORLD_SIZE to run the program alone"
-    )]
+    #[error("{name} {problem}{}", advice(name))]
     Environment {
         /// The variable's name.
         name: &'static str,
@@ -283,4 +281,13 @@ impl BootstrapError {
     pub(super) fn os(doing: &'static str, errno: Errno) -> Self {
         Self::Os { doing, source: errno.into() }
     }
+}
+
+/// Returns what to do about a variable: those of Carrack say it themselves.
+fn advice(name: &str) -> &'static str {
+    if name.starts_with("CARRACK_") {
+        return "";
+    }
+    "; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset RANK and \
+     WORLD_SIZE to run the program alone"
 }

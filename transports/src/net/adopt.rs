@@ -51,13 +51,13 @@ pub fn inherited() -> Result<OwnedFd, AdoptError> {
 /// ```
 pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
     static TAKEN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-    // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
-    if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-        return Err(AdoptError::NotOpen);
-    }
     let mut taken = TAKEN.lock();
     if taken.contains(&number) {
         return Err(AdoptError::Taken);
+    }
+    // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
+    if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(AdoptError::NotOpen);
     }
     // SAFETY: it is open, and only looked at.
     let seen = unsafe { BorrowedFd::borrow_raw(number) };

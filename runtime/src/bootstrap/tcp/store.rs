@@ -320,7 +320,7 @@ impl Store {
         if size != ours {
             let why = format!(
                 "rank {rank} has WORLD_SIZE={size} and rank 0 has WORLD_SIZE={ours}; give all \
-                ranks the same"
+                ranks the same, or all nodes the same -n"
             );
             return Some((why, Some(Departure::OtherSize)));
         }
