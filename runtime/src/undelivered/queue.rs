@@ -134,7 +134,7 @@ impl Queue {
 mod tests {
     use super::super::entry::Fetch;
     use super::*;
-    use crate::comp::CompQueue;
+    use crate::comp::{AsCompletion, CompQueue};
     use crate::names::Tag;
     use crate::protocol::wire::Rts;
     use proptest::prelude::*;
@@ -145,7 +145,7 @@ mod tests {
         fn each_senders_messages_are_taken_in_order_and_wait_for_its_fetch_only(
             steps in proptest::collection::vec((0_u8..5, 0_u32..3), 0..200),
         ) {
-            let comp: Arc<dyn Completion> = crate::comp::AsCompletion::as_completion(&CompQueue::new(1)).clone();
+            let comp: Arc<dyn Completion> = CompQueue::new(1).as_completion().clone();
             let mut queue = Queue::of(comp.clone());
             let (mut model, mut fetched) = (VecDeque::new(), Vec::<(Rank, Arc<Fetch>)>::new());
             for (number, (step, rank)) in (0..).zip(steps) {
