@@ -100,7 +100,7 @@ impl Pass<'_> {
 
     #[cold]
     fn add_undelivered(&mut self, entry: Entry, why: Option<Obstacle>) {
-        self.add_with(entry, why, |queue, entry| queue.entries.push_back(entry));
+        self.add_with(entry, why, Queue::push);
     }
 
     fn add_with(
@@ -248,7 +248,7 @@ impl Pass<'_> {
     /// Drops the deliveries for queues that their users have dropped.
     fn drop_orphans(&self) {
         let orphans = self.device.undelivered.take_orphans();
-        for entry in orphans.iter().flat_map(|queue| queue.entries.iter().chain(&queue.fetches)) {
+        for entry in orphans.iter().flat_map(Queue::all) {
             if let Some(kept) = entry.kept() {
                 self.inner.unexpected.release_delivery(kept);
             }

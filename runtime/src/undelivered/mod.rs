@@ -85,9 +85,7 @@ impl Undelivered {
     pub(crate) fn has_from(&self, rank: Rank) -> bool {
         let concerns = |entry: &Entry| entry.rank() == rank;
         !self.is_empty()
-            && self.0.lock().queues.iter().any(|queue| {
-                queue.is_out || queue.entries.iter().chain(&queue.fetches).any(concerns)
-            })
+            && self.0.lock().queues.iter().any(|queue| queue.is_out || queue.all().any(concerns))
     }
 
     /// Leaves signals to progress, for callers that hold locks.

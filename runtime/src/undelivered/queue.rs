@@ -10,11 +10,11 @@ use std::sync::Arc;
 pub(crate) struct Queue {
     pub(crate) object: Arc<dyn Completion>,
     /// Oldest first.
-    pub(crate) entries: VecDeque<Entry>,
+    pub(super) entries: VecDeque<Entry>,
     /// Number of entries of each rank, if not 0.
     of_rank: HashMap<Rank, usize>,
     /// Messages that are fetched, one of each sender, whose later messages wait for it.
-    pub(crate) fetches: Vec<Entry>,
+    pub(super) fetches: Vec<Entry>,
     /// Entries at the front that wait for fetches.
     held_up: usize,
     /// A thread is delivering an entry, without the lock: others leave the queue alone.
@@ -52,6 +52,11 @@ impl Queue {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.fetches.is_empty()
+    }
+
+    /// Returns all deliveries.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().chain(&self.fetches)
     }
 
     /// Adds an entry behind the others.
