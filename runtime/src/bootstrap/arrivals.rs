@@ -98,8 +98,8 @@ impl Arrivals {
                     self.for_gets.raise();
                 }
             }
-            Frame::NeverCame { ranks } => {
-                self.gone.extend(ranks.iter().map(|rank| (*rank, Departure::NeverCame)));
+            Frame::Lost { ranks, how } => {
+                self.gone.extend(ranks.iter().map(|rank| (*rank, how)));
                 self.for_fences.raise();
                 self.for_gets.raise();
             }

@@ -18,7 +18,7 @@ use super::error::{BootstrapError, Departure};
 use super::job::JobId;
 
 /// The version of this protocol. Launcher and rank must have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -103,10 +103,12 @@ pub enum Frame {
         /// How.
         how: Departure,
     },
-    /// Launcher to rank: these ranks have not come in time, at most [`MAX_VALUE`]` / 4`.
-    NeverCame {
+    /// Launcher to rank: these ranks will not come, at most [`MAX_VALUE`]` / 4`.
+    Lost {
         /// The ranks.
         ranks: Arc<[u32]>,
+        /// Why.
+        how: Departure,
     },
     /// Launcher to rank: the last frame was wrong, and no further one is read.
     Refused {
@@ -130,7 +132,7 @@ const FINISHED: u8 = 7;
 const GONE: u8 = 8;
 const REFUSED: u8 = 9;
 const MISSING: u8 = 10;
-const NEVER_CAME: u8 = 11;
+const LOST: u8 = 11;
 
 impl Frame {
     /// Encodes the frame.
@@ -149,13 +151,10 @@ impl Frame {
             Self::Fence { number } => Writer::new(FENCE).u64(*number).done(),
             Self::FenceDone { number } => Writer::new(FENCE_DONE).u64(*number).done(),
             Self::Finished => Writer::new(FINISHED).done(),
-            Self::Gone { rank, how } => {
-                let (code, detail) = departure_code(*how);
-                Writer::new(GONE).u32(*rank).raw(&[code]).raw(&detail.to_le_bytes()).done()
-            }
-            Self::NeverCame { ranks } => {
+            Self::Gone { rank, how } => Writer::new(GONE).u32(*rank).departure(*how).done(),
+            Self::Lost { ranks, how } => {
                 let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
-                Writer::new(NEVER_CAME).value(&bytes).done()
+                Writer::new(LOST).value(&bytes).departure(*how).done()
             }
             Self::Refused { why } => Writer::new(REFUSED).text(why, MAX_REASON).done(),
         }
@@ -184,7 +183,7 @@ impl Frame {
             FENCE_DONE => Self::FenceDone { number: reader.u64("fence number")? },
             FINISHED => Self::Finished,
             GONE => Self::Gone { rank: reader.u32("rank")?, how: reader.departure()? },
-            NEVER_CAME => Self::NeverCame { ranks: reader.ranks()? },
+            LOST => Self::Lost { ranks: reader.ranks()?, how: reader.departure()? },
             REFUSED => Self::Refused { why: reader.text("reason", MAX_REASON)? },
             kind => return Err(BadFrame(format!("its kind is {kind}, which no frame has"))),
         };
@@ -285,6 +284,11 @@ impl Writer {
         let value = &value[..value.len().min(MAX_VALUE)];
         let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
         self.u32(len).raw(value)
+    }
+
+    fn departure(self, how: Departure) -> Self {
+        let (code, detail) = departure_code(how);
+        self.raw(&[code]).raw(&detail.to_le_bytes())
     }
 
     fn done(self) -> Vec<u8> {
@@ -415,8 +419,8 @@ mod tests {
             any::<u64>().prop_map(|number| Frame::FenceDone { number }),
             Just(Frame::Finished),
             (any::<u32>(), departure()).prop_map(|(rank, how)| Frame::Gone { rank, how }),
-            proptest::collection::vec(any::<u32>(), 0..100)
-                .prop_map(|ranks| Frame::NeverCame { ranks: ranks.into() }),
+            (proptest::collection::vec(any::<u32>(), 0..100), departure())
+                .prop_map(|(ranks, how)| Frame::Lost { ranks: ranks.into(), how }),
             "\\PC{0,200}".prop_map(|why| Frame::Refused { why }),
         ]
     }

@@ -65,17 +65,17 @@ impl Server {
         self.ranks.iter().all(|state| state.gone.is_some())
     }
 
-    /// Notes that these ranks have not come, and tells the others all of them: an operation waits
+    /// Notes that these ranks will not come, and tells the others all of them: an operation waits
     /// for its own peer.
-    pub fn never_came(&mut self, late: &[u32]) -> Outgoing {
-        for &rank in late {
+    pub fn lost(&mut self, missing: &[u32], how: Departure) -> Outgoing {
+        for &rank in missing {
             if let Some(state) = self.ranks.get_mut(rank as usize) {
-                state.gone.get_or_insert(Departure::NeverCame);
+                state.gone.get_or_insert(how);
             }
         }
-        let frames =
-            late.chunks(MAX_VALUE / 4).map(|ranks| Frame::NeverCame { ranks: ranks.into() });
-        frames.flat_map(|frame| self.to_others(late[0], &frame)).collect()
+        let frames = missing.chunks(MAX_VALUE / 4);
+        let frames = frames.map(|ranks| Frame::Lost { ranks: ranks.into(), how });
+        frames.flat_map(|frame| self.to_others(missing[0], &frame)).collect()
     }
 
     /// Returns the number of ranks.
@@ -118,7 +118,7 @@ impl Server {
             | Frame::Missing { .. }
             | Frame::FenceDone { .. }
             | Frame::Gone { .. }
-            | Frame::NeverCame { .. }
+            | Frame::Lost { .. }
             | Frame::Refused { .. } => {
                 self.refuse(rank, format!("rank {rank} sent a frame that only the store sends"))
             }
@@ -307,18 +307,18 @@ mod tests {
     fn all_ranks_that_have_not_come_are_told_to_each_that_has() {
         let mut server = server(20_004);
         let late: Vec<u32> = (1..20_001).collect();
-        let told = server.never_came(&late);
+        let told = server.lost(&late, Departure::NeverCame);
         for to in [0, 20_001, 20_003] {
             let frames = told.iter().filter(|(rank, _)| *rank == to).map(|(_, frame)| frame);
             let frames: Vec<_> = frames.map(|it| Frame::decode(&it.encode()).unwrap()).collect();
             let ranks = frames.iter().flat_map(|frame| match frame {
-                Frame::NeverCame { ranks } => ranks.to_vec(),
+                Frame::Lost { ranks, how: Departure::NeverCame } => ranks.to_vec(),
                 other => panic!("{other:?}"),
             });
             assert_eq!((frames.len(), ranks.collect::<Vec<_>>()), (2, late.clone()));
         }
         assert!(!told.iter().any(|(rank, _)| late.contains(rank)));
-        assert_eq!(server.never_came(&[]), []);
+        assert_eq!(server.lost(&[], Departure::NeverCame), []);
     }
 
     #[test]

@@ -167,12 +167,7 @@ impl Store {
             self.callers.refused(&format!("{silent} of them"), why, now);
         }
         if self.missing > 0 && self.deadline.is_some_and(|at| at <= now) {
-            self.missing = 0;
-            let ranks = 1..self.server.size();
-            let late: Vec<u32> =
-                ranks.filter(|rank| self.came_from[*rank as usize].is_none()).collect();
-            let outgoing = self.server.never_came(&late);
-            self.deliver(outgoing);
+            self.lost(1..self.server.size(), Departure::NeverCame);
         }
         if self.shut_until.is_some_and(|at| at <= now) {
             self.shut_until = None;
@@ -241,27 +236,23 @@ impl Store {
                 self.callers.refused(&whom, WRONG_SECRET, now);
                 let _ = caller.wire.say(&PROTOCOL.refusal(WRONG_SECRET));
                 let claim = caller.greeting.claim().unwrap_or_default();
-                self.lost(claim.rank.get(), Departure::OtherSecret);
+                self.lost([claim.rank.get()], Departure::OtherSecret);
             }
             // A stranger gets no answer.
             failure => self.callers.refused(&whom, &failure.to_string(), now),
         }
     }
 
-    /// Handles a process that called as a rank and cannot be it. All ranks are told at once, unless
-    /// that rank is there. One that counts other ranks is then one of those that are missing.
-    fn lost(&mut self, rank: u32, how: Departure) {
-        let is_missing = |rank: u32| {
-            rank > 0
-                && self.came_from.get(rank as usize).is_some_and(Option::is_none)
-                && self.server.departure(rank).is_none()
+    /// Ends the wait for those of these ranks that are missing. All ranks are told at once.
+    fn lost(&mut self, ranks: impl IntoIterator<Item = u32>, how: Departure) {
+        let is_missing = |rank: &u32| {
+            *rank > 0
+                && self.came_from.get(*rank as usize).is_some_and(Option::is_none)
+                && self.server.departure(*rank).is_none()
         };
-        let others = (0..self.server.size()).filter(|_| how == Departure::OtherSize);
-        let Some(rank) = [rank].into_iter().chain(others).find(|rank| is_missing(*rank)) else {
-            return;
-        };
-        self.missing = self.missing.saturating_sub(1);
-        let outgoing = self.server.departed(rank, how);
+        let missing: Vec<u32> = ranks.into_iter().filter(is_missing).collect();
+        self.missing = self.missing.saturating_sub(missing.len());
+        let outgoing = self.server.lost(&missing, how);
         self.deliver(outgoing);
     }
 
@@ -287,7 +278,11 @@ impl Store {
                 }
                 return self.deliver(outgoing);
             }
-            Some(how) => return how.into_iter().for_each(|how| self.lost(rank, how)),
+            // It may be any of the missing ranks: the node that it is on counts them otherwise.
+            Some(Some(Departure::OtherSize)) => {
+                return self.lost(1..self.server.size(), Departure::OtherSize);
+            }
+            Some(how) => return how.into_iter().for_each(|how| self.lost([rank], how)),
         }
         if let Wire::Tcp(channel) = &mut *caller.wire {
             channel.set_limits(FRAMES);

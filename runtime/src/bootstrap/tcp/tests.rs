@@ -214,11 +214,20 @@ fn a_rank_of_another_size_is_refused_by_name_and_all_are_told_at_once() {
     let error = FromEnvironment::join(&invitation(2, 4, port)).unwrap_err().to_string();
     assert!(error.contains("WORLD_SIZE=4"), "{error}");
     told(&ranks, 2, Departure::OtherSize);
-    // The other node counts a rank for its own that is there: rank 2 will never come.
+    // The other node counts a rank for its own that is there: ranks 2 and 3 will never come.
     let port = free_port("127.0.0.1");
-    let ranks = [0, 1].map(|rank| FromEnvironment::join(&invitation(rank, 3, port)).unwrap());
+    let ranks = [0, 1].map(|rank| FromEnvironment::join(&invitation(rank, 4, port)).unwrap());
     let error = FromEnvironment::join(&invitation(1, 2, port)).unwrap_err().to_string();
     assert!(error.contains("WORLD_SIZE=2"), "{error}");
+    for rank in &ranks {
+        rank.fence().unwrap_err();
+        for missing in [2, 3] {
+            let error = rank.check(missing).unwrap_err();
+            let BootstrapError::RankGone { rank, how } = error else { panic!("{error}") };
+            assert_eq!((rank, how), (missing, Departure::OtherSize));
+        }
+        rank.check(1).unwrap();
+    }
     told(&ranks, 2, Departure::OtherSize);
 }
 
