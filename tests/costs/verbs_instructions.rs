@@ -43,18 +43,18 @@ fn measured_send(link: &dyn Link, number: u64) -> bool {
 
 #[inline(never)]
 fn measured_poll(device: &dyn Device, batch: &mut Batch) -> bool {
-    device.poll(batch, &mut |_| {}) == Polled::Some
+    device.poll(batch, &mut |_: &mut Batch| {}) == Polled::Some
 }
 
 #[inline(never)]
 fn measured_afterwards(device: &dyn Device, batch: &mut Batch) -> bool {
-    device.poll(batch, &mut |_| {}) == Polled::Some
+    device.poll(batch, &mut |_: &mut Batch| {}) == Polled::Some
 }
 
 /// Poll of the sender, which finds only the ends of its requests.
 #[inline(never)]
 fn measured_completion(device: &dyn Device, batch: &mut Batch) -> bool {
-    device.poll(batch, &mut |_| {}) == Polled::Some
+    device.poll(batch, &mut |_: &mut Batch| {}) == Polled::Some
 }
 
 /// A ping-pong, and then one way. Each poll is to find its message there, so the NIC is given time;

@@ -161,6 +161,19 @@ impl MatchingEngine {
         self.0.table.meet_a(key, fill).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
     }
 
+    /// Gives the receive that a message meets to `ends`, and takes it if the result is `true`.
+    /// Returns the result, `false` without a receive.
+    #[inline(always)]
+    pub(crate) fn arrive_alone(
+        &self,
+        policy: Matching,
+        from: Rank,
+        tag: Tag,
+        ends: impl FnOnce(&mut Receive) -> bool,
+    ) -> bool {
+        self.0.table.take_first(Key::new(policy, from, tag), ends)
+    }
+
     /// Gives receives to messages of one sender, tag and policy, in order, at most `most`. `taken`
     /// gets the number of the message. Returns the number of messages that met a receive.
     #[inline(always)]

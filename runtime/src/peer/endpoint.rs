@@ -352,7 +352,7 @@ impl Endpoint {
         for lane in &self.lanes {
             lane.device.close();
             // The buffers of the links' operations come back.
-            while lane.device.poll(&mut batch, &mut |_| {}) == Polled::Some {
+            while lane.device.poll(&mut batch, &mut |_: &mut Batch| {}) == Polled::Some {
                 for event in batch.drain() {
                     if let Event::Completion { token, buffer, .. } = event
                         && let Some(on_link) = self.outstanding.take(token.0)

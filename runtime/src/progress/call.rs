@@ -95,9 +95,8 @@ impl Core {
         }
         let mut pass = Pass { inner: self, device, error: None, moved: false, is_alone: false };
         pass.run(&mut scratch);
-        let Pass { mut error, moved, .. } = pass;
         keep_scratch(scratch);
-        if moved {
+        if pass.moved {
             self.sleepers.wake();
         }
         let chores = self.chores.there();
@@ -108,13 +107,14 @@ impl Core {
             if chores.has(Chore::Retries) {
                 self.retries.wake();
             }
-            if chores.has(Chore::Complaints) && TAKES_KEPT && error.is_none() {
+            if chores.has(Chore::Complaints) && TAKES_KEPT && pass.error.is_none() {
                 let waits = |device: &Device| !device.0.undelivered.is_empty();
-                error = self.complaints.take(!self.devices().iter().any(waits));
+                pass.error = self.complaints.take(!self.devices().iter().any(waits));
             }
         }
-        match error {
-            None => Ok(moved),
+        // Looked at where it is: to move it, the processor would wait for the store that wrote it.
+        match pass.error {
+            None => Ok(pass.moved),
             Some(error) => Err(error),
         }
     }

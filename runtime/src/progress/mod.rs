@@ -36,13 +36,16 @@ use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};
 use crate::datapath::{Landing, Port};
 use crate::error::ProgressError;
-use crate::matching::{Content, Receive, Unexpected};
+use crate::matching::{Content, MatchingEngine, Receive, Unexpected};
 use crate::names::{Matching, Rank, Tag};
+use crate::op::OpContext;
 use crate::protocol::header::Message;
 use crate::protocol::wire::Rts;
-use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
+use carrack_transports::contract::{
+    Batch, Event, Header, Matcher, Payload, PeerId, Polled, SmallArrival,
+};
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{MemMut, MemRef, SmallBytes};
+use carrack_transports::mem::{Buffer, MemMut, MemRef, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -99,6 +102,12 @@ impl Notes {
             self.over += 1;
             return;
         }
+        self.mark(message, found);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mark(&mut self, message: &mut SmallArrival, found: Found) {
         self.at_once = false;
         message.mark = found.mark();
     }
@@ -111,7 +120,7 @@ impl Notes {
 }
 
 /// Notes the match of a message.
-#[inline]
+#[inline(never)]
 fn found(met: &mut Met, meeting: Meeting) -> Found {
     met.meetings.push(Some(meeting));
     Found::Met(met.meetings.len() - 1)
@@ -179,31 +188,94 @@ impl Receive {
         met: &mut Met,
         at_once: bool,
     ) -> Found {
-        let source = MemRef::host(bytes.as_slice());
-        let size = source.len();
-        // Refused where it is too long, or where an engine is needed.
-        let is_there =
-            self.buffer.view_mut().is_some_and(|target| copy_now(target, source).is_ok());
-        if !is_there {
-            let content = Content::Here(Payload::Small(*bytes));
-            return found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()));
+        if at_once && self.ends((from, tag, bytes), met) {
+            return Found::Kept;
         }
-        let comp = self.op.comp.take();
-        let user_context = self.op.user_context;
-        let mut status = || {
-            let buffer = std::mem::take(&mut self.buffer);
-            Status { rank: from, tag, size, user_context, buffer, error: None }
+        self.meets_small((from, tag, bytes), met)
+    }
+
+    /// Takes a message of a few bytes, and tells the completion object, if that is all there is to
+    /// do: the CPU can copy them, and the object is a queue with room. Otherwise returns `false`,
+    /// and the receive is as it was.
+    #[inline(always)]
+    fn ends(&mut self, (from, tag, bytes): (Rank, Tag, &SmallBytes), met: &mut Met) -> bool {
+        let size = bytes.as_slice().len();
+        let Some(queue) = self.op.comp.as_ref().and_then(|comp| comp.as_queue()) else {
+            return false;
         };
-        match comp {
-            Some(queue)
-                if at_once
-                    && queue.as_queue().is_some_and(|queue| queue.push_made(&mut status)) =>
-            {
-                met.told.push(queue);
-                Found::Kept
-            }
-            comp => found(met, Meeting::Over(comp, status())),
+        if !is_copied(&mut self.buffer, bytes) {
+            return false;
         }
+        let ends = queue.push_made(|| {
+            let (buffer, user_context) = (std::mem::take(&mut self.buffer), self.op.user_context);
+            Status { rank: from, tag, size, user_context, buffer, error: None }
+        });
+        if ends && let Some(told) = self.op.comp.take() {
+            met.told.push(told);
+        }
+        ends
+    }
+
+    /// Keeps it with its message.
+    #[cold]
+    #[inline(never)]
+    fn meets_small(
+        &mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+    ) -> Found {
+        if !is_copied(&mut self.buffer, bytes) {
+            return self.meets(from, tag, Payload::Small(*bytes), met);
+        }
+        let Self { buffer, op: OpContext { comp, user_context, .. } } = self.take();
+        let size = bytes.as_slice().len();
+        let status = Status { rank: from, tag, size, user_context, buffer, error: None };
+        found(met, Meeting::Over(comp, status))
+    }
+
+    /// Keeps it with its message, whose bytes are still to be moved.
+    #[cold]
+    #[inline(never)]
+    fn meets(&mut self, from: Rank, tag: Tag, payload: Payload, met: &mut Met) -> Found {
+        let message = Unexpected { from, tag, content: Content::Here(payload) };
+        found(met, Meeting::Pair(message, self.take()))
+    }
+}
+
+/// Copies a message of a few bytes, unless it is too long, or an engine is needed.
+#[inline(always)]
+fn is_copied(to: &mut Buffer, bytes: &SmallBytes) -> bool {
+    to.view_mut().is_some_and(|to| copy_now(to, MemRef::host(bytes.as_slice())).is_ok())
+}
+
+/// What a device's poll gives messages to.
+struct InOrder<'a> {
+    pass: &'a Pass<'a>,
+    met: &'a mut Met,
+}
+
+impl Matcher for InOrder<'_> {
+    /// Takes a message that ends its receive at once, as most short ones do.
+    #[inline]
+    fn match_alone(&mut self, message: &SmallArrival) -> bool {
+        let Pass { inner, device, .. } = self.pass;
+        let Some(Message::Send { engine, policy, tag }) = Message::decode_send(message.header)
+        else {
+            return false;
+        };
+        if inner.chores.there().has(Chore::Suspects) || !device.undelivered.is_empty() {
+            return false;
+        }
+        let Some(engine) = inner.engines.get(engine) else { return false };
+        let from = device.rank_of(message.from);
+        engine.arrive_alone(policy, from, tag, |receive| {
+            receive.ends((from, tag, &message.bytes), self.met)
+        })
+    }
+
+    #[inline]
+    fn match_all(&mut self, batch: &mut Batch) {
+        self.pass.in_order(batch, self.met);
     }
 }
 
@@ -234,12 +306,16 @@ impl Pass<'_> {
                 continue;
             }
             let Scratch { batch, met, .. } = &mut *scratch;
-            let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
+            let polled = lane.device.poll(batch, &mut InOrder { pass: self, met });
             if lane.caps.polls_kernel {
                 lane.pace.polled(polled == Polled::Some);
             }
-            if polled == Polled::Some {
-                self.moved = true;
+            if polled != Polled::Some {
+                continue;
+            }
+            self.moved = true;
+            // The matcher may have taken all there was.
+            if !scratch.batch.is_empty() {
                 self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
                 self.deliver_all(scratch, lane.transport);
                 let chores = self.device.chores.there();
@@ -371,13 +447,8 @@ impl Pass<'_> {
                     let found = receive.take_small((from, tag, &message.bytes), met, notes.at_once);
                     notes.note(message, found);
                 });
-                for message in &mut same[met_before..] {
-                    let keep = |()| self.keep(from, Payload::Small(message.bytes));
-                    let taken = |(), receive: &mut Receive| {
-                        receive.take_small((from, tag, &message.bytes), met, notes.at_once)
-                    };
-                    let found = engine.arrive(policy, from, tag, (), taken, keep);
-                    notes.note(message, found.unwrap_or(Found::Kept));
+                if let unmatched @ [_, ..] = &mut same[met_before..] {
+                    self.wait_for_receives(engine, (policy, from, tag), unmatched, met, notes);
                 }
             }
             Ok(Message::RtsSend { engine, policy, tag }) => {
@@ -390,6 +461,27 @@ impl Pass<'_> {
             // Not matched.
             Ok(_) => notes.at_once = false,
             Err(_) => notes.all(same, Found::Nonsense),
+        }
+    }
+
+    /// Has messages wait for their receives. One may have been posted meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_receives(
+        &self,
+        engine: &MatchingEngine,
+        (policy, from, tag): (Matching, Rank, Tag),
+        messages: &mut [SmallArrival],
+        met: &mut Met,
+        notes: &mut Notes,
+    ) {
+        for message in messages {
+            let keep = |()| self.keep(from, Payload::Small(message.bytes));
+            let taken = |(), receive: &mut Receive| {
+                receive.meets(from, tag, Payload::Small(message.bytes), met)
+            };
+            let found = engine.arrive(policy, from, tag, (), taken, keep);
+            notes.note(message, found.unwrap_or(Found::Kept));
         }
     }
 
@@ -409,10 +501,7 @@ impl Pass<'_> {
                 };
                 let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
                 let keep = |payload| self.keep(from, self.settle(payload));
-                let taken = |payload, receive: &mut Receive| {
-                    let message = Unexpected { from, tag, content: Content::Here(payload) };
-                    found(met, Meeting::Pair(message, receive.take()))
-                };
+                let taken = |payload, receive: &mut Receive| receive.meets(from, tag, payload, met);
                 engine.arrive(policy, from, tag, payload, taken, keep).unwrap_or(Found::Kept)
             }
             Ok(Message::RtsSend { engine, policy, tag }) => match payload {

@@ -20,6 +20,7 @@ thread_local! {
 }
 
 /// Returns `true` if this thread is inside a completion object's `signal`.
+#[inline]
 pub(crate) fn in_handler() -> bool {
     SENDER.get() != OUTSIDE
 }

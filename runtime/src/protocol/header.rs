@@ -122,7 +122,7 @@ impl Message {
     /// Decodes a whole message to be matched. It is the first test, since every such message takes
     /// this path.
     #[inline(always)]
-    fn decode_send(header: Header) -> Option<Self> {
+    pub(crate) fn decode_send(header: Header) -> Option<Self> {
         let [word, tag] = header.0;
         if word & 0xffff_ffff_0000_00ff != SEND {
             return None;

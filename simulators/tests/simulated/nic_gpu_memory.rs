@@ -30,7 +30,7 @@ fn ground() -> Ground {
     let link = device.connect(&device.address(), PeerId(0)).unwrap();
     let mut batch = Batch::new(8);
     while !link.is_up() {
-        device.poll(&mut batch, &mut |batch| _ = batch.drain());
+        device.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
         _ = batch.drain();
     }
     Ground { driver, link, device }

@@ -6,7 +6,7 @@ use crate::support::{Job, OverLoopback, OverShm, Watchdog, built, connect, unsta
 use carrack::settings::SettingsBuilder;
 use carrack::transports::contract::{
     AddressBlob, Armed, Batch, Caps, Cost, Device, DeviceInfo, Domain, Identity, Link, Locality,
-    PeerId, Polled, Reach, SubmitError, Transport, Unavailable,
+    Matcher, PeerId, Polled, Reach, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::PacketSource;
 use carrack::transports::shm::{Geometry, Shm};
@@ -73,8 +73,8 @@ impl Device for FarDevice {
         self.0.connect(to, peer)
     }
 
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
-        self.0.poll(batch, ordered)
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
+        self.0.poll(batch, matcher)
     }
 
     fn arm(&self) -> Armed<'_> {

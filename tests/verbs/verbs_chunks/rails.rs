@@ -278,7 +278,7 @@ fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
     let mut batch = Batch::new(8);
     while !link.is_up() {
         for (_, device) in &sides {
-            device.poll(&mut batch, &mut |batch| drop(batch.drain()));
+            device.poll(&mut batch, &mut |batch: &mut Batch| drop(batch.drain()));
         }
     }
     let chunk = Chunk { of: Arc::new(Buffer::Vec(vec![1; 100_000])), at: 0, len: CHUNK };

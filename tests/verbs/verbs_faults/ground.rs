@@ -75,7 +75,7 @@ impl Side {
 
     pub(crate) fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        self.device.poll(&mut self.batch, &mut |batch: &mut Batch| events.extend(batch.drain()));
         events
     }
 }

@@ -130,15 +130,16 @@ pub struct Mark(pub u16);
 /// A message of a few bytes, the most frequent event of most batches. Plain data, one cache line
 /// long: moving it copies the line, and dropping it does nothing.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub struct SmallArrival {
-    /// The sender.
-    pub from: PeerId,
     /// The sender's header.
     pub header: Header,
     /// Its bytes.
     pub bytes: SmallBytes,
     /// The runtime's note.
     pub mark: Mark,
+    /// The sender.
+    pub from: PeerId,
 }
 
 impl SmallArrival {
@@ -170,16 +171,19 @@ impl From<SmallArrival> for Event {
 /// those.
 #[derive(Debug)]
 pub struct Batch {
-    small: Vec<SmallArrival>,
+    /// As many places as the batch has room for. The first `count` hold a message: a message is
+    /// written field by field, and nothing grows.
+    small: Box<[SmallArrival]>,
+    count: usize,
     events: Vec<Event>,
-    limit: usize,
 }
 
 impl Batch {
     /// A list for up to `limit` events; allocates once.
     pub fn new(limit: usize) -> Self {
         let limit = limit.max(1);
-        Self { small: Vec::with_capacity(limit), events: Vec::with_capacity(limit), limit }
+        let empty = SmallArrival::new(PeerId(0), Header([0; 2]), SmallBytes::empty());
+        Self { small: vec![empty; limit].into(), count: 0, events: Vec::with_capacity(limit) }
     }
 
     /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something
@@ -192,29 +196,49 @@ impl Batch {
     /// Adds a small message, behind everything that is there.
     #[inline(always)]
     pub fn push_small(&mut self, message: SmallArrival) {
-        if self.events.is_empty() {
-            self.small.push(message);
-        } else {
-            self.events.push(message.into());
+        match self.next_small() {
+            Some(place) => {
+                *place = message;
+                self.keep_small();
+            }
+            None => self.events.push(message.into()),
         }
+    }
+
+    /// Returns the place of the next small message in front, to be written in place: a message
+    /// that is moved waits for the stores that made it. It is in the batch after
+    /// [`keep_small`](Self::keep_small). `None`: it has to stand behind an event, or there is no
+    /// room.
+    #[inline(always)]
+    pub fn next_small(&mut self) -> Option<&mut SmallArrival> {
+        if !self.events.is_empty() {
+            return None;
+        }
+        self.small.get_mut(self.count)
+    }
+
+    /// Adds the small message whose place [`next_small`](Self::next_small) has returned.
+    #[inline(always)]
+    pub fn keep_small(&mut self) {
+        self.count = (self.count + 1).min(self.small.len());
     }
 
     /// Returns `true` if the limit is reached.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
-        self.len() >= self.limit
+        self.len() >= self.small.len()
     }
 
     /// Returns the number of events that still fit.
     #[inline(always)]
     pub fn room(&self) -> usize {
-        self.limit.saturating_sub(self.len())
+        self.small.len().saturating_sub(self.len())
     }
 
     /// Returns the number of events.
     #[inline(always)]
     pub fn len(&self) -> usize {
-        self.small.len() + self.events.len()
+        self.count + self.events.len()
     }
 
     /// Returns `true` if there are no events.
@@ -226,7 +250,7 @@ impl Batch {
     /// Returns the small messages in front, in order.
     #[inline(always)]
     pub fn small_mut(&mut self) -> &mut [SmallArrival] {
-        &mut self.small
+        &mut self.small[..self.count]
     }
 
     /// Returns the events behind the small messages in front, in order.
@@ -239,17 +263,36 @@ impl Batch {
     /// place.
     #[inline(always)]
     pub fn forget_small(&mut self, count: usize) {
-        if count >= self.small.len() {
-            self.small.clear();
-        } else {
-            self.small.drain(..count);
+        if count < self.count {
+            self.small.copy_within(count..self.count, 0);
         }
+        self.count = self.count.saturating_sub(count);
     }
 
     /// Takes everything out, in order.
     #[inline]
     pub fn drain(&mut self) -> impl Iterator<Item = Event> + '_ {
-        self.small.drain(..).map(Event::from).chain(self.events.drain(..))
+        let count = std::mem::take(&mut self.count);
+        self.small[..count].iter().copied().map(Event::from).chain(self.events.drain(..))
+    }
+}
+
+/// Matches messages with receives, before another thread can poll the device that they came by.
+pub trait Matcher {
+    /// Takes a message that has come alone: nothing is in the batch. Returns `false` if more has
+    /// to be done with it than to match it: it then goes into the batch.
+    fn match_alone(&mut self, message: &SmallArrival) -> bool {
+        let _ = message;
+        false
+    }
+
+    /// Matches the messages of a batch.
+    fn match_all(&mut self, batch: &mut Batch);
+}
+
+impl<F: FnMut(&mut Batch)> Matcher for F {
+    fn match_all(&mut self, batch: &mut Batch) {
+        self(batch);
     }
 }
 
@@ -272,4 +315,79 @@ pub enum Armed<'a> {
     /// Yes: the descriptor becomes readable when there is something. Then, or after a timeout,
     /// disarm and poll.
     Wait(BorrowedFd<'a>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn small(number: u64) -> SmallArrival {
+        SmallArrival::new(PeerId(1), Header([number, !number]), SmallBytes::empty())
+    }
+
+    /// Returns the number of what stands in a batch.
+    fn number(event: &Event) -> u64 {
+        match event {
+            Event::Arrived { header, .. } => header.0[0],
+            Event::Connected { peer } => u64::from(peer.0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        /// The model is one list of all, and the number of small messages in front.
+        #[test]
+        fn a_batch_keeps_the_order_and_loses_nothing(
+            limit in 1_usize..6,
+            steps in vec((0_u8..6, 0_usize..4), 0..60),
+        ) {
+            let mut batch = Batch::new(limit);
+            let (mut model, mut front) = (Vec::new(), 0);
+            for (at, (what, count)) in (0..).zip(steps) {
+                let is_in_front = front == model.len() && front < limit;
+                match what {
+                    0 | 1 => {
+                        batch.push_small(small(at));
+                        model.push(at);
+                        front += usize::from(is_in_front);
+                    }
+                    2 => match batch.next_small() {
+                        Some(place) => {
+                            prop_assert!(is_in_front);
+                            *place = small(at);
+                            // Without the second call it is not in the batch.
+                            if count > 0 {
+                                batch.keep_small();
+                                model.push(at);
+                                front += 1;
+                            }
+                        }
+                        None => prop_assert!(!is_in_front),
+                    },
+                    3 => {
+                        batch.push(Event::Connected { peer: PeerId(u32::try_from(at).unwrap()) });
+                        model.push(at);
+                    }
+                    4 => {
+                        batch.forget_small(count);
+                        model.drain(..count.min(front));
+                        front = front.saturating_sub(count);
+                    }
+                    _ => {
+                        let drained: Vec<_> = batch.drain().map(|event| number(&event)).collect();
+                        prop_assert_eq!(drained, std::mem::take(&mut model));
+                        front = 0;
+                    }
+                }
+                prop_assert_eq!(batch.len(), model.len());
+                prop_assert_eq!(batch.room(), limit.saturating_sub(model.len()));
+                let in_front: Vec<_> = batch.small_mut().iter().map(|one| one.header.0[0]).collect();
+                prop_assert_eq!(&in_front[..], &model[..front]);
+                let behind: Vec<_> = batch.events_mut().iter().map(number).collect();
+                prop_assert_eq!(&behind[..], &model[front..]);
+            }
+        }
+    }
 }

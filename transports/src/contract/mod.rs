@@ -22,9 +22,8 @@
 //! lifetimes to promise.
 //!
 //! **Order.** Messages that were `Done` or `Posted` on one link arrive in that order.
-//! [`Device::poll`] yields arrivals in order, and runs its `ordered` argument before another
-//! thread can poll. Work that depends on the order of arrival (matching) happens there, all other
-//! work after.
+//! [`Device::poll`] yields arrivals in order, and calls its [`Matcher`] before another thread can
+//! poll. Work that depends on the order of arrival happens there, all other work after.
 //!
 //! **Packets.** A device receives into packets of its [`PacketSource`], or in place
 //! ([`Payload::Small`]), or lends the sender's own memory ([`Payload::Loan`]). The runtime copies
@@ -54,7 +53,9 @@ mod peer_memory;
 pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::{Caps, Locality};
-pub use event::{Armed, Batch, DownCause, Event, Mark, OpFailure, Payload, Polled, SmallArrival};
+pub use event::{
+    Armed, Batch, DownCause, Event, Mark, Matcher, OpFailure, Payload, Polled, SmallArrival,
+};
 pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WeakImported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
@@ -171,11 +172,13 @@ pub trait Device: Send + Sync {
     /// Begins a link to a peer's device. Events name the peer `peer`.
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError>;
 
-    /// Advances communication and fills `batch` up to its limit. If anything was found, `ordered`
-    /// is called once, before another thread can poll; it must not call the device.
+    /// Advances communication and fills `batch` up to its limit. If anything is in it, the matcher
+    /// gets it, before another thread can poll. A transport may give a message that has come alone
+    /// to the matcher first: after [`Polled::Some`] the batch can be empty. The matcher must not
+    /// call the device.
     ///
     /// The cost does not grow with the number of peers that are silent.
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled;
 
     /// Returns a word that is zero while a poll would find nothing, for a device that this process
     /// alone feeds. It is then not polled.

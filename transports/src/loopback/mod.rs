@@ -12,8 +12,8 @@ mod link;
 
 use crate::contract::{
     AddressBlob, Armed, Batch, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Exported,
-    Header, Identity, Imported, Link, Locality, OpFailure, OpToken, Payload, PeerId, Polled, Reach,
-    SubmitError, Transport, Unavailable, WireKey,
+    Header, Identity, Imported, Link, Locality, Matcher, OpFailure, OpToken, Payload, PeerId,
+    Polled, Reach, SubmitError, Transport, Unavailable, WireKey,
 };
 use crate::fork::Owner;
 use crate::gpu::Gpu;
@@ -402,7 +402,7 @@ impl Device for LoopbackDevice {
         Ok(Arc::new(self.link_to(to, peer)?))
     }
 
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return Polled::Idle;
         }
@@ -442,7 +442,7 @@ impl Device for LoopbackDevice {
         if batch.is_empty() {
             return Polled::Idle;
         }
-        ordered(batch);
+        matcher.match_all(batch);
         Polled::Some
     }
 

@@ -13,7 +13,7 @@ fn device(me: u32) -> LoopbackDevice {
 
 fn ends_of(device: &LoopbackDevice) -> usize {
     let (mut batch, mut ends) = (Batch::new(8), 0);
-    while device.poll(&mut batch, &mut |_| {}) == Polled::Some {
+    while device.poll(&mut batch, &mut |_: &mut Batch| {}) == Polled::Some {
         ends += batch.drain().filter(|event| matches!(event, Event::Completion { .. })).count();
     }
     ends
@@ -77,7 +77,7 @@ fn who_polls_only_while_the_word_is_not_zero_gets_every_message() {
                 std::thread::yield_now();
                 continue;
             }
-            receiver.poll(&mut batch, &mut |_| {});
+            receiver.poll(&mut batch, &mut |_: &mut Batch| {});
             let arrivals = batch.drain().filter(|event| matches!(event, Event::Arrived { .. }));
             arrived += arrivals.count();
         }

@@ -11,9 +11,10 @@ use std::sync::Arc;
 /// Up to [`SmallBytes::MAX`] bytes held in place, so that a small message needs no packet and no
 /// allocation.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct SmallBytes {
-    len: u8,
     bytes: [u8; Self::MAX],
+    len: u8,
 }
 
 impl SmallBytes {
@@ -34,6 +35,17 @@ impl SmallBytes {
         #[allow(clippy::cast_possible_truncation)]
         let len = if len < Self::MAX { len as u8 } else { Self::MAX as u8 };
         Self { len, bytes }
+    }
+
+    /// Sets the length, at most [`MAX`](Self::MAX), and returns the place of the bytes. The bytes
+    /// behind are kept but never shown.
+    #[inline(always)]
+    pub fn fill(&mut self, len: usize) -> &mut [u8; Self::MAX] {
+        // At most 40: the cast loses nothing.
+        #[allow(clippy::cast_possible_truncation)]
+        let len = if len < Self::MAX { len as u8 } else { Self::MAX as u8 };
+        self.len = len;
+        &mut self.bytes
     }
 
     /// Makes room for `len` bytes, all zero. `None` when they do not fit.

@@ -22,6 +22,7 @@
 //! | `block` | memory of an allocator, checked before its first use |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
+//! | [`prefetch`](mod@prefetch) | cache lines that are read soon |
 //!
 //! The rule behind all of it: the CPU touches memory with a load, a store or a `memcpy` only if
 //! the memory is known to be host memory.
@@ -44,6 +45,7 @@ pub mod loan;
 pub(crate) mod memfd;
 pub mod packet;
 pub mod pool;
+pub mod prefetch;
 pub mod region;
 pub mod shared;
 pub mod together;

@@ -10,8 +10,8 @@ use super::link::{Dialled, Outgoing, ShmLink};
 use super::segment::{BellPage, Segment};
 use super::{NAME, Shm};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
-    Reach, Splits, SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, Matcher, PeerId,
+    Polled, Reach, Splits, SubmitError, Unavailable,
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -354,20 +354,20 @@ impl Device for ShmDevice {
     }
 
     #[inline]
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
         let Some(mut polling) = self.inbound.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire) {
             self.look_after(polling, batch);
         }
-        polling.inbound.poll(&self.shared, batch);
-        if polling.upkeep.is_due(batch.is_empty()) {
+        let took = polling.inbound.poll(&self.shared, batch, matcher);
+        if polling.upkeep.is_due(!took && batch.is_empty()) {
             self.look_after(polling, batch);
         }
         if batch.is_empty() {
-            return Polled::Idle;
+            return if took { Polled::Some } else { Polled::Idle };
         }
-        ordered(batch);
+        matcher.match_all(batch);
         Polled::Some
     }
 

@@ -10,7 +10,9 @@ use super::device::{Shared, is_dead};
 use super::handshake::Message;
 use super::segment::{Segment, SegmentSlots};
 use super::stranger::{Guest, Heard, NotIn, Stranger};
-use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
+use crate::contract::{
+    Batch, DownCause, Event, Header, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
+};
 use crate::mem::{PacketSource, SmallBytes};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, Received};
@@ -116,6 +118,8 @@ struct Sender {
 /// Result of one look at one ring.
 enum Look {
     Goes,
+    /// The matcher took the message.
+    Took,
     Ended(DownCause),
 }
 
@@ -133,43 +137,60 @@ impl Inbound {
     }
 
     /// Takes messages from the warm rings, and warms rings whose bells have rung.
+    /// Returns `true` if the matcher took a message.
     #[inline(always)]
-    pub(super) fn poll(&mut self, shared: &Shared, batch: &mut Batch) {
-        self.look(shared, batch);
+    pub(super) fn poll(
+        &mut self,
+        shared: &Shared,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> bool {
+        let took = self.look(shared, batch, matcher);
         if shared.page.bells().any() {
-            self.answer(shared, batch);
+            return self.answer(shared, batch, matcher) || took;
         }
+        took
     }
 
     #[cold]
-    fn answer(&mut self, shared: &Shared, batch: &mut Batch) {
+    fn answer(&mut self, shared: &Shared, batch: &mut Batch, matcher: &mut dyn Matcher) -> bool {
         self.answer_bells(shared);
-        self.look(shared, batch);
+        self.look_in_turn(shared, batch, matcher)
     }
 
     #[inline(always)]
-    fn look(&mut self, shared: &Shared, batch: &mut Batch) {
-        if let [sender] = &mut self.warm[..] {
-            // One ring takes no turns, and is too few to be cooled.
-            if let Look::Ended(cause) = sender.look(&shared.packets, batch) {
+    fn look(&mut self, shared: &Shared, batch: &mut Batch, matcher: &mut dyn Matcher) -> bool {
+        let [sender] = &mut self.warm[..] else {
+            return self.look_in_turn(shared, batch, matcher);
+        };
+        // One ring takes no turns, and is too few to be cooled.
+        match sender.look(&shared.packets, batch, matcher) {
+            Look::Goes => false,
+            Look::Took => true,
+            Look::Ended(cause) => {
                 self.remove(shared, 0, cause, batch);
+                false
             }
-            return;
         }
-        self.look_in_turn(shared, batch);
     }
 
-    #[inline(always)]
-    fn look_in_turn(&mut self, shared: &Shared, batch: &mut Batch) {
+    #[inline(never)]
+    fn look_in_turn(
+        &mut self,
+        shared: &Shared,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> bool {
         let count = self.warm.len();
-        let mut tired = 0;
+        let (mut tired, mut took) = (0, false);
         let mut at = self.turn;
         for _ in 0..count {
             if at >= count {
                 at = 0;
             }
             let Some(sender) = self.warm.get_mut(at) else { break };
-            match sender.look(&shared.packets, batch) {
+            match sender.look(&shared.packets, batch, matcher) {
+                Look::Took => took = true,
                 Look::Goes => tired += usize::from(sender.silent > PATIENCE),
                 Look::Ended(cause) => {
                     self.remove(shared, at, cause, batch);
@@ -182,6 +203,7 @@ impl Inbound {
         if tired > 0 && count > FEW || tired >= FEW {
             self.cool(shared.barrier, |sender| sender.silent > PATIENCE);
         }
+        took
     }
 
     /// Removes a sender that has ended.
@@ -436,7 +458,12 @@ impl Sender {
 
     /// Takes records off the ring.
     #[inline(always)]
-    fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
+    fn look(
+        &mut self,
+        packets: &Arc<dyn PacketSource>,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> Look {
         if self.rest > 0 {
             self.rest -= 1;
             return Look::Goes;
@@ -444,6 +471,38 @@ impl Sender {
         if !self.consumer.is_ready() {
             return self.nothing(false, batch);
         }
+        if !self.streams && batch.is_empty() {
+            return self.take_alone(packets, batch, matcher);
+        }
+        self.take(packets, batch)
+    }
+
+    /// Takes a single record. If it is a short message, the matcher gets it first.
+    #[inline(always)]
+    fn take_alone(
+        &mut self,
+        packets: &Arc<dyn PacketSource>,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> Look {
+        let (Ok(Some(record)), Some(message)) = (self.consumer.peek(), batch.next_small()) else {
+            return self.take(packets, batch);
+        };
+        if record.kind != KIND_INLINE || record.count != 1 {
+            return self.take(packets, batch);
+        }
+        fill(message, &record, self.from);
+        let is_taken = matcher.match_alone(message);
+        if !is_taken {
+            batch.keep_small();
+        }
+        self.consumer.advance(1);
+        (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
+        if is_taken { Look::Took } else { Look::Goes }
+    }
+
+    #[inline(never)]
+    fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
         // A single message from a sender that does not stream: a look for a second one would fetch
         // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
@@ -456,13 +515,20 @@ impl Sender {
                 Ok(None) => return self.nothing(taken > 0, batch),
                 Err(why) => return Look::Ended(corrupt(why)),
             };
-            let (count, header) = (record.count, Header(record.header()));
+            let count = record.count;
             if record.kind == KIND_INLINE && count == 1 {
-                let bytes = SmallBytes::first(record.len(), record.first());
-                batch.push_small(SmallArrival::new(self.from, header, bytes));
+                match batch.next_small() {
+                    Some(message) => {
+                        fill(message, &record, self.from);
+                        batch.keep_small();
+                    }
+                    None => batch.push(short(&record, self.from)),
+                }
             } else {
-                match receive(&record, &self.segment, packets) {
-                    Ok(Some(payload)) => batch.push(Event::arrived(self.from, header, payload)),
+                match receive(record, &self.segment, packets) {
+                    Ok(Some((header, payload))) => {
+                        batch.push(Event::arrived(self.from, header, payload));
+                    }
                     Ok(None) => return Look::Goes,
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
@@ -525,13 +591,31 @@ fn corrupt(why: Corrupt) -> DownCause {
     DownCause::Protocol(why.to_string())
 }
 
+/// Copies a record of one slot into its place.
+#[inline(always)]
+fn fill(message: &mut SmallArrival, record: &Record<'_, SegmentSlots>, from: PeerId) {
+    message.header = Header(record.copy_first_to(message.bytes.fill(record.len())));
+    (message.mark, message.from) = (Mark::default(), from);
+}
+
+/// Returns a short message that has to stand behind an event.
+#[cold]
+#[inline(never)]
+fn short(record: &Record<'_, SegmentSlots>, from: PeerId) -> Event {
+    let mut bytes = SmallBytes::empty();
+    let header = record.copy_first_to(bytes.fill(record.len()));
+    Event::arrived(from, Header(header), Payload::Small(bytes))
+}
+
 /// Returns the message of a record that is not inline in one slot. `Ok(None)`: there is no packet
 /// for it now, and it stays in the ring.
+#[inline(never)]
 fn receive(
-    record: &Record<'_, SegmentSlots>,
+    record: Record<'_, SegmentSlots>,
     segment: &Arc<Segment>,
     packets: &Arc<dyn PacketSource>,
-) -> Result<Option<Payload>, String> {
+) -> Result<Option<(Header, Payload)>, String> {
+    let header = Header(record.header());
     match record.kind {
         KIND_INLINE => {
             let Some(mut packet) = packets.take() else { return Ok(None) };
@@ -542,7 +626,7 @@ fn receive(
                 // large enough.
                 _ => return Err(format!("{} bytes do not fit into a packet here", record.len())),
             }
-            Ok(Some(Payload::Packet(packet)))
+            Ok(Some((header, Payload::Packet(packet))))
         }
         KIND_CHUNK => {
             let mut place = [0; 8];
@@ -565,10 +649,101 @@ fn receive(
                 ));
             }
             // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
-            Ok(Some(Payload::Loan(unsafe {
-                Loan::new(bytes.as_ptr(), len, chunk, segment.clone())
-            })))
+            let loan = unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) };
+            Ok(Some((header, Payload::Loan(loan))))
         }
         kind => Err(format!("a record of unknown kind {kind}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Identity, Op, Polled, Submit, Transport as _};
+    use crate::mem::allocator::HostAllocator;
+    use crate::mem::copy::copy_now;
+    use crate::mem::{MemMut, MemRef, PacketPool};
+    use crate::shm::{Geometry, Shm};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    /// Keeps numbers and bytes of messages in the order in which it gets them.
+    #[derive(Default)]
+    struct Receiver {
+        takes: bool,
+        has_batch: bool,
+        alone: usize,
+        got: Vec<(u64, Vec<u8>)>,
+    }
+
+    impl Matcher for Receiver {
+        fn match_alone(&mut self, message: &SmallArrival) -> bool {
+            assert!(!self.has_batch, "it is not alone");
+            if self.takes {
+                self.alone += 1;
+                self.got.push((message.header.0[0], message.bytes.as_slice().to_vec()));
+            }
+            self.takes
+        }
+
+        fn match_all(&mut self, batch: &mut Batch) {
+            for event in batch.drain() {
+                if let Event::Arrived { header, payload, .. } = event {
+                    let mut bytes = vec![0; payload.len()];
+                    copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
+                    self.got.push((header.0[0], bytes));
+                }
+            }
+            self.has_batch = true;
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+
+        #[test]
+        fn messages_that_come_alone_and_others_come_once_and_in_order(
+            steps in vec((vec(0_usize..9, 0..3), any::<bool>()), 2000),
+        ) {
+            let transport = Shm::new(Geometry { slots: 64, chunks: 4, chunk_size: 4096 });
+            let info = transport.devices().unwrap().remove(0);
+            let [zero, one] = [0, 1].map(|me| {
+                let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
+                let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
+                transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
+            });
+            let link = zero.connect(&one.address(), PeerId(1)).unwrap();
+            let (mut batch, begun) = (Batch::new(4), Instant::now());
+            while !link.is_up() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
+                one.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
+                zero.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
+            }
+            let (mut receiver, mut sent) = (Receiver::default(), Vec::new());
+            for (lengths, takes) in steps {
+                for length in lengths {
+                    let length = [0, 8, 8, 8, 40, 41, 200, 300, 4000][length];
+                    let number = sent.len() as u64;
+                    let bytes = vec![(number & 0xff) as u8; length];
+                    let header = Header([number, 0]);
+                    let op = Op::AmCopied { header, bytes: MemRef::host(&bytes) };
+                    if matches!(link.submit(op).unwrap(), Submit::Done) {
+                        sent.push((number, bytes));
+                    }
+                }
+                (receiver.takes, receiver.has_batch) = (takes, false);
+                let before = receiver.got.len();
+                let polled = one.poll(&mut batch, &mut receiver);
+                prop_assert_eq!(polled == Polled::Some, receiver.got.len() > before);
+                prop_assert!(batch.is_empty());
+            }
+            while receiver.got.len() < sent.len() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{}", receiver.got.len());
+                receiver.has_batch = false;
+                one.poll(&mut batch, &mut receiver);
+            }
+            prop_assert_eq!(receiver.got, sent);
+            prop_assert!(receiver.alone > 100, "{}", receiver.alone);
+        }
     }
 }

@@ -296,8 +296,8 @@ mod tests {
         let (mut batch, begun) = (Batch::new(32), Instant::now());
         while !link.is_up() {
             assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
-            one.poll(&mut batch, &mut |batch| _ = batch.drain());
-            zero.poll(&mut batch, &mut |batch| _ = batch.drain());
+            one.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
+            zero.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
         }
         let memory = vec![7_u8; 64];
         let written =

@@ -19,6 +19,7 @@
 use crate::contract::{Lender, Splits};
 use crate::fork::Owner;
 use crate::mem::memfd::{Mapping, map_memfd, sealed_memfd};
+use crate::mem::prefetch::prefetch;
 use crate::mem::{MapError, MemMut, MemRef, Place};
 use crate::sync::attention::Attention;
 use crate::sync::bells::Bells;
@@ -176,14 +177,7 @@ impl Segment {
     /// sender's cache. The copy prefetches the later ones by itself.
     pub(super) fn will_read(&self, ptr: *const u8, len: usize) {
         const FIRST: usize = 1024;
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for at in (0..len.min(FIRST)).step_by(64) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch reads and writes nothing that a program can see.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.wrapping_add(at).cast()) };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = (ptr, len);
+        prefetch(ptr, len.min(FIRST));
     }
 
     /// Returns the first `len` bytes of a chunk, for the receiver. `None` when the sender named a
@@ -302,14 +296,7 @@ unsafe impl Slots for SegmentSlots {
 
     #[inline(always)]
     fn will_read(&self, at: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a prefetch reads and writes nothing that a program can see.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(self.slot(at).as_ptr().cast());
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = at;
+        prefetch(self.slot(at).as_ptr(), 64);
     }
 
     #[inline(always)]

@@ -185,7 +185,10 @@ impl<S: Slots> Producer<S> {
                 return Err(PushError::Full);
             }
         }
-        let at = (self.sent & self.mask) as usize;
+        let sent = self.sent;
+        let (at, ahead) = ((sent & self.mask) as usize, (sent + 1 + AHEAD) & self.mask);
+        self.sent = sent + 1;
+        let control = self.slots.control(at);
         // SAFETY: by the credit check the consumer no longer reads this slot.
         unsafe {
             self.slots.write(at, |body| {
@@ -194,11 +197,8 @@ impl<S: Slots> Producer<S> {
             });
         }
         // Release: a consumer that sees the sequence number sees the record.
-        self.slots
-            .control(at)
-            .store(control_word(self.sent, 1, kind, payload.len()), Ordering::Release);
-        self.sent += 1;
-        self.slots.will_write(((self.sent + AHEAD) & self.mask) as usize);
+        control.store(control_word(sent, 1, kind, payload.len()), Ordering::Release);
+        self.slots.will_write(ahead as usize);
         Ok(())
     }
 
@@ -390,6 +390,24 @@ impl<S: Slots> Record<'_, S> {
         self.len == 0
     }
 
+    /// Copies the part of the payload in the first slot, with the bytes behind it in that slot, and
+    /// returns the header. A copy of fixed size is quicker than one of the right size. For records
+    /// of one slot that is all of it.
+    #[inline(always)]
+    pub fn copy_first_to(&self, to: &mut [u8; FIRST]) -> [u64; 2] {
+        let mut header = [0; 2];
+        let at = (self.position & self.mask) as usize;
+        // SAFETY: the sequence number said that the producer has handed this slot over. A body is
+        // `HEADER + FIRST` bytes long.
+        unsafe {
+            self.slots.read(at, |body| {
+                header = body.cast::<[u64; 2]>().read_unaligned();
+                *to = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned();
+            });
+        };
+        header
+    }
+
     /// Returns the header.
     #[inline(always)]
     pub fn header(&self) -> [u64; 2] {
@@ -398,21 +416,6 @@ impl<S: Slots> Record<'_, S> {
         // SAFETY: the sequence number said that the producer has handed this slot over.
         unsafe { self.slots.read(at, |body| header = body.cast::<[u64; 2]>().read_unaligned()) };
         header
-    }
-
-    /// Returns the part of the payload in the first slot, with the bytes behind it in that slot. A
-    /// copy of fixed size is quicker than one of the right size. For records of one slot that is
-    /// all of it.
-    #[inline(always)]
-    pub fn first(&self) -> [u8; FIRST] {
-        let mut bytes = [0; FIRST];
-        let at = (self.position & self.mask) as usize;
-        // SAFETY: as above, and a body is `HEADER + FIRST` bytes long.
-        unsafe {
-            self.slots
-                .read(at, |body| bytes = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned())
-        };
-        bytes
     }
 
     /// Copies the payload to the start of `to`, as far as there is room.

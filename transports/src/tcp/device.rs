@@ -14,8 +14,8 @@ use super::strangers::{Guest, Strangers};
 use super::{NAME, Options, socket};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, PeerId, Polled, Reach,
-    SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, Matcher, PeerId, Polled,
+    Reach, SubmitError, Unavailable,
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -463,7 +463,7 @@ impl Device for TcpDevice {
     }
 
     #[inline]
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
         let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
         if self.shared.news.load(Ordering::Relaxed) {
@@ -490,7 +490,7 @@ impl Device for TcpDevice {
         if batch.is_empty() {
             return Polled::Idle;
         }
-        ordered(batch);
+        matcher.match_all(batch);
         Polled::Some
     }
 

@@ -16,8 +16,8 @@ use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
 use super::together::Opened;
 use super::transfers;
 use crate::contract::{
-    AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
-    Unavailable,
+    AddressBlob, Armed, Batch, Device, DownCause, Event, Link, Matcher, PeerId, Polled, Reach,
+    SubmitError, Unavailable,
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -517,7 +517,7 @@ impl Device for RdmaDevice {
     }
 
     #[inline]
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
         let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
         if self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::Acquire) {
@@ -530,7 +530,7 @@ impl Device for RdmaDevice {
         if batch.is_empty() {
             return Polled::Idle;
         }
-        ordered(batch);
+        matcher.match_all(batch);
         Polled::Some
     }
 

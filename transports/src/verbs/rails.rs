@@ -96,7 +96,7 @@ impl Rails {
         for rail in &self.devices {
             // Set if a chunk has failed, so that the end of its connection comes next.
             let mut has_failed = false;
-            while rail.poll(&mut batch, &mut |_| {}) == Polled::Some {
+            while rail.poll(&mut batch, &mut |_: &mut Batch| {}) == Polled::Some {
                 for event in batch.drain() {
                     match event {
                         Event::Completion { ref outcome, .. } => {

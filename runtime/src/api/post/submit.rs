@@ -67,9 +67,15 @@ impl<K: Kind> Post<'_, K> {
     #[inline]
     pub fn submit(&mut self) -> Result<(), PostError> {
         self.check_comp()?;
-        let outcome = self.post_as(Mode::SUBMIT)?;
-        debug_assert!(outcome.is_posted(), "the object is told");
-        Ok(())
+        // The outcome is looked at where it is: to move it, the processor would wait for the stores
+        // that wrote it.
+        match self.post_as(Mode::SUBMIT) {
+            Ok(ref outcome) => {
+                debug_assert!(outcome.is_posted(), "the object is told");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Posts the operation, and makes progress until it has completed. Sleeps when there is nothing
