@@ -85,7 +85,9 @@ impl Side {
 
     pub(super) fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        let polled = self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        let polled = self
+            .device
+            .poll(&mut self.batch, &mut |batch: &mut Batch| events.extend(batch.drain()));
         assert_eq!(polled == Polled::Some, !events.is_empty());
         events
     }
@@ -492,7 +494,9 @@ fn only_one_thread_polls_at_a_time<J: Job>() {
         // Before another thread can poll: matching happens here.
         let other = there.device.clone();
         beside =
-            std::thread::spawn(move || other.poll(&mut Batch::new(1), &mut |_| {})).join().ok();
+            std::thread::spawn(move || other.poll(&mut Batch::new(1), &mut |_: &mut Batch| {}))
+                .join()
+                .ok();
     };
     let mut polled = device.poll(&mut batch, &mut ordered);
     while J::TAKES_TIME && polled == Polled::Idle {

@@ -4,7 +4,7 @@
 use crate::contract::{Side, am, bring_up};
 use crate::support::over_each_transport;
 use crate::support::*;
-use carrack::transports::contract::{Armed, Link, Polled, Submit};
+use carrack::transports::contract::{Armed, Batch, Link, Polled, Submit};
 use carrack_simulators::nic::go_round;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::BorrowedFd;
@@ -76,7 +76,9 @@ fn a_thread_that_gets_up_and_takes_a_message_leaves_others_to_be_woken_by_the_ne
     // When all are up, and have looked, nothing rings any more.
     let device = there.device.clone();
     let is_silent = (0..1000).any(|_| {
-        while there.device.poll(&mut there.batch, &mut |batch| _ = batch.drain()) == Polled::Some {}
+        while there.device.poll(&mut there.batch, &mut |batch: &mut Batch| _ = batch.drain())
+            == Polled::Some
+        {}
         match device.arm() {
             Armed::Ready => false,
             Armed::Wait(fd) => {
@@ -109,7 +111,7 @@ fn a_thread_that_only_gets_up_does_not_silence_what_was_rung_for_the_next_sleepe
         while all_woken && slept < 1000 && (slept < 10 || start.elapsed() < Duration::from_secs(1))
         {
             assert!(start.elapsed() < LIMIT / 2, "it slept {slept} times only");
-            while there.device.poll(&mut there.batch, &mut |batch| _ = batch.drain())
+            while there.device.poll(&mut there.batch, &mut |batch: &mut Batch| _ = batch.drain())
                 == Polled::Some
             {}
             let Armed::Wait(fd) = device.arm() else { continue };

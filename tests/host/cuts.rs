@@ -82,7 +82,8 @@ impl Side {
     }
 
     fn poll(&mut self, mut each: impl FnMut(Event)) {
-        self.device.poll(&mut self.batch, &mut |batch| batch.drain().for_each(&mut each));
+        self.device
+            .poll(&mut self.batch, &mut |batch: &mut Batch| batch.drain().for_each(&mut each));
     }
 
     fn address(&self) -> Address {

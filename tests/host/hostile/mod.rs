@@ -79,9 +79,9 @@ impl Ground {
 
     /// Returns the victim's events, and makes progress for the honest peer.
     fn poll(&mut self) -> Vec<Event> {
-        self.honest.poll(&mut self.batch, &mut |batch| _ = batch.drain());
+        self.honest.poll(&mut self.batch, &mut |batch: &mut Batch| _ = batch.drain());
         let mut events = Vec::new();
-        self.victim.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        self.victim.poll(&mut self.batch, &mut |batch: &mut Batch| events.extend(batch.drain()));
         events
     }
 

@@ -12,8 +12,8 @@ use crate::support::*;
 use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{
     AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event,
-    Exposed, Header, Identity, Link, Locality, Op, OpToken, Payload, PeerId, PeerMemory, Polled,
-    Reach, RemotePlace, Splits, Submit, SubmitError, Transport, Unavailable,
+    Exposed, Header, Identity, Link, Locality, Matcher, Op, OpToken, Payload, PeerId, PeerMemory,
+    Polled, Reach, RemotePlace, SmallArrival, Splits, Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::copy::copy_now;
 use carrack::transports::mem::{Buffer, MemMut, PacketSource, SmallBytes};
@@ -239,14 +239,21 @@ impl Device for PlayedDevice {
         Ok(Arc::new(PlayedLink(self.peer.clone())))
     }
 
-    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+    fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
         let Ok(_polling) = self.polling.try_lock() else { return Polled::Busy };
         let coming = std::mem::take(&mut *self.peer.coming.lock().unwrap());
         if coming.is_empty() {
             return Polled::Idle;
         }
+        if coming.len() == 1
+            && let Some(Event::Arrived { from, header, payload: Payload::Small(bytes), .. }) =
+                coming.iter().next()
+            && matcher.match_alone(&SmallArrival::new(*from, *header, *bytes))
+        {
+            return Polled::Some;
+        }
         coming.into_iter().for_each(|event| batch.push(event));
-        ordered(batch);
+        matcher.match_all(batch);
         Polled::Some
     }
 
