@@ -228,7 +228,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
             Step::Flush => count(runtime.post_flush(Rank(1)).comp(&ended).try_submit()),
             Step::Progress => {
                 let _ = runtime.progress().map_err(|error| error.to_string());
-                let _ = device.poll(&mut Batch::new(8), &mut |batch: &mut Batch| batch.drain().for_each(drop));
+                let mut dropped = |batch: &mut Batch| batch.drain().for_each(drop);
+                let _ = device.poll(&mut Batch::new(8), &mut dropped);
             }
         }
     }

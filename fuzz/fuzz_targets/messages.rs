@@ -89,7 +89,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
             }
             Step::Progress => {
                 let _ = runtime.progress().map_err(|error| error.to_string());
-                let _ = device.poll(&mut Batch::new(8), &mut |batch: &mut Batch| batch.drain().for_each(drop));
+                let mut dropped = |batch: &mut Batch| batch.drain().for_each(drop);
+                let _ = device.poll(&mut Batch::new(8), &mut dropped);
             }
             Step::Take => drop(queue.pop()),
         }

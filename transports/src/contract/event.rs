@@ -383,8 +383,8 @@ mod tests {
                 }
                 prop_assert_eq!(batch.len(), model.len());
                 prop_assert_eq!(batch.room(), limit.saturating_sub(model.len()));
-                let in_front: Vec<_> = batch.small_mut().iter().map(|one| one.header.0[0]).collect();
-                prop_assert_eq!(&in_front[..], &model[..front]);
+                let in_front = batch.small_mut().iter().map(|one| one.header.0[0]);
+                prop_assert_eq!(&in_front.collect::<Vec<_>>()[..], &model[..front]);
                 let behind: Vec<_> = batch.events_mut().iter().map(number).collect();
                 prop_assert_eq!(&behind[..], &model[front..]);
             }

@@ -1,37 +1,26 @@
-//! The rings that lead here: which of them polls look at, and the messages in them.
+//! The rings that lead here, and which of them polls look at.
 //!
 //! A ring that was busy lately is *warm*: each poll looks at it. A *cold* one costs nothing until
 //! its sender rings its bell. Silent rings cool when many are warm, and all rings cool before the
 //! device sleeps.
 
-#![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
+#![forbid(unsafe_code)]
 
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
-use super::segment::{Segment, SegmentSlots};
-use super::stranger::{Guest, Heard, NotIn, Stranger};
-use crate::contract::{
-    Batch, DownCause, Event, Header, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
-};
-use crate::mem::{PacketSource, SmallBytes};
-use crate::net::is_shortage;
-use crate::net::packets::{Channel, Received};
+use super::source::{Look, Source};
+use super::stranger::{Heard, NotIn, Stranger};
+use crate::contract::{Batch, DownCause, Event, Matcher, PeerId};
+use crate::net::packets::Channel;
 use crate::net::pending::Pending;
-use crate::net::watched::Watched;
 use crate::sync::attention::settle;
 use crate::sync::barrier::Barrier;
 use crate::sync::bells::Bells;
-use crate::sync::ring::{Consumer, Corrupt, Record};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// A record whose payload is the message.
-pub(super) const KIND_INLINE: u8 = 1;
-/// A record whose payload names the chunk with the message.
-pub(super) const KIND_CHUNK: u8 = 2;
 
 /// Bound of senders that have not proved themselves, or twice the number of ranks if that is more.
 const MOST_STRANGERS: usize = 1024;
@@ -42,35 +31,6 @@ const STRANGERS_TIME: Duration = Duration::from_secs(600);
 const FEW: usize = 8;
 /// Empty looks after which one of many warm rings cools.
 const PATIENCE: u32 = 4096;
-/// Records taken from one ring before the next ring.
-const TURN: usize = 32;
-
-/// Messages without a pause between them that make a stream, ...
-const RUN: u32 = 8;
-/// ... and looks that are skipped when a stream's ring is found empty: 0.3 µs. A receiver that is
-/// quicker than its sender would otherwise read, each time, the very line that the sender is
-/// writing, and take it away from the sender. A receiver that stays some messages behind halves
-/// the sender's cost of a message.
-const REST: u32 = 32;
-
-/// Content of a chunk record's payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChunkPlace {
-    pub(super) chunk: u32,
-    pub(super) len: u32,
-}
-
-impl ChunkPlace {
-    pub(super) fn encode(self) -> [u8; 8] {
-        (u64::from(self.chunk) | u64::from(self.len) << 32).to_le_bytes()
-    }
-
-    fn decode(bytes: [u8; 8]) -> Self {
-        let word = u64::from_le_bytes(bytes);
-        Self { chunk: (word & 0xffff_ffff) as u32, len: (word >> 32) as u32 }
-    }
-}
-
 /// All incoming links of a device.
 #[derive(Debug)]
 pub(super) struct Inbound {
@@ -79,7 +39,7 @@ pub(super) struct Inbound {
     /// Senders that have connected and were not welcomed so far.
     strangers: Pending<Stranger>,
     /// Senders whose rings are polled. Here and not in `links`, so that a poll follows no pointer.
-    warm: Vec<Sender>,
+    warm: Vec<Source>,
     /// Index at which the next poll begins, so that no ring is always last.
     turn: usize,
     /// Pending connections wait for a resource that is short.
@@ -89,38 +49,9 @@ pub(super) struct Inbound {
 #[derive(Debug)]
 enum Incoming {
     /// It is not looked at.
-    Cold(Box<Sender>),
+    Cold(Box<Source>),
     /// Its sender is in `warm`.
     Warm,
-}
-
-#[derive(Debug)]
-struct Sender {
-    from: PeerId,
-    bell: u32,
-    channel: Watched<Channel>,
-    /// Readable when the sender's process is dead.
-    process: Option<Watched<OwnedFd>>,
-    segment: Arc<Segment>,
-    consumer: Consumer<SegmentSlots>,
-    /// Empty looks since the last message.
-    silent: u32,
-    /// The last look found its full number of messages: more are likely there.
-    streams: bool,
-    /// Messages since a look last found the ring empty.
-    run: u32,
-    /// Looks that are still skipped.
-    rest: u32,
-    /// Set once the sender is known to send no more; messages in the ring still count.
-    ended: Option<DownCause>,
-}
-
-/// Result of one look at one ring.
-enum Look {
-    Goes,
-    /// The matcher took the message.
-    Took,
-    Ended(DownCause),
 }
 
 impl Inbound {
@@ -229,7 +160,7 @@ impl Inbound {
     /// Stops looking at the rings that `which` selects, without losing a message published
     /// meanwhile.
     #[cold]
-    fn cool(&mut self, barrier: Barrier, which: impl Fn(&Sender) -> bool) {
+    fn cool(&mut self, barrier: Barrier, which: impl Fn(&Source) -> bool) {
         let mut cooled = Vec::new();
         for sender in self.warm.extract_if(.., |sender| which(sender) && sender.ended.is_none()) {
             sender.segment.attention().cool();
@@ -348,7 +279,7 @@ impl Inbound {
                 };
             }
         };
-        let sender = Sender::new(guest, bell);
+        let sender = Source::new(guest, bell);
         shared.nothing_is_short();
         shared.incoming().insert(sender.from, sender.segment.clone());
         let link = Some(Incoming::Cold(Box::new(sender)));
@@ -431,319 +362,6 @@ impl Inbound {
         let others = others.chain(strangers);
         for channel in self.warm.drain(..).map(|sender| sender.channel).chain(others) {
             let _ = channel.send(&Message::Bye.encode(), &[]);
-        }
-    }
-}
-
-impl Sender {
-    fn new(Guest { from, channel, segment, process }: Guest, bell: u32) -> Self {
-        // SAFETY: the segment came with this hello, and this is the only consumer made for it
-        // here. If a hostile sender sends one segment twice, two consumers write only `freed`.
-        // Each reads memory that it does not trust anyway.
-        let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
-        Self {
-            from,
-            bell,
-            channel,
-            process,
-            segment,
-            consumer,
-            silent: 0,
-            streams: false,
-            run: 0,
-            rest: 0,
-            ended: None,
-        }
-    }
-
-    /// Takes records off the ring.
-    #[inline(always)]
-    fn look(
-        &mut self,
-        packets: &Arc<dyn PacketSource>,
-        batch: &mut Batch,
-        matcher: &mut dyn Matcher,
-    ) -> Look {
-        if self.rest > 0 {
-            self.rest -= 1;
-            return Look::Goes;
-        }
-        if !self.consumer.is_ready() {
-            return self.nothing(false, batch);
-        }
-        if !self.streams && batch.is_empty() {
-            return self.take_alone(packets, batch, matcher);
-        }
-        self.take(packets, batch)
-    }
-
-    /// Takes a single record. If it is a short message, the matcher gets it first.
-    #[inline(always)]
-    fn take_alone(
-        &mut self,
-        packets: &Arc<dyn PacketSource>,
-        batch: &mut Batch,
-        matcher: &mut dyn Matcher,
-    ) -> Look {
-        let (Ok(Some(record)), Some(message)) = (self.consumer.peek(), batch.next_small()) else {
-            return self.take(packets, batch);
-        };
-        if record.kind != KIND_INLINE || record.count != 1 {
-            return self.take(packets, batch);
-        }
-        fill(message, &record, self.from);
-        let is_taken = matcher.match_alone(message);
-        if !is_taken {
-            batch.keep_small();
-        }
-        self.consumer.advance(1);
-        (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
-        if is_taken { Look::Took } else { Look::Goes }
-    }
-
-    #[inline(never)]
-    fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
-        // A single message from a sender that does not stream: a look for a second one would fetch
-        // the line that the sender is about to write.
-        let limit = if self.streams { TURN } else { 1 };
-        for taken in 0..limit {
-            if batch.is_full() {
-                return Look::Goes;
-            }
-            let record = match self.consumer.peek() {
-                Ok(Some(record)) => record,
-                Ok(None) => return self.nothing(taken > 0, batch),
-                Err(why) => return Look::Ended(corrupt(why)),
-            };
-            let count = record.count;
-            if record.kind == KIND_INLINE && count == 1 {
-                match batch.next_small() {
-                    Some(message) => {
-                        fill(message, &record, self.from);
-                        batch.keep_small();
-                    }
-                    None => batch.push(short(&record, self.from)),
-                }
-            } else {
-                match receive(record, &self.segment, packets) {
-                    Ok(Some((header, payload))) => {
-                        batch.push(Event::arrived(self.from, header, payload));
-                    }
-                    Ok(None) => return Look::Goes,
-                    Err(why) => return Look::Ended(DownCause::Protocol(why)),
-                }
-            }
-            self.consumer.advance(count);
-            self.run = self.run.saturating_add(1);
-            if self.streams {
-                self.consumer.fetch_ahead();
-            }
-        }
-        self.silent = 0;
-        self.streams = true;
-        Look::Goes
-    }
-
-    #[inline(always)]
-    fn nothing(&mut self, some: bool, batch: &Batch) -> Look {
-        if self.run >= RUN {
-            self.rest = REST;
-        }
-        (self.streams, self.run) = (false, 0);
-        self.silent = if some { 0 } else { self.silent.saturating_add(1) };
-        match &self.ended {
-            None => Look::Goes,
-            // One more look: the last messages may have come between the two looks.
-            Some(_) if batch.is_full() || self.consumer.is_ready() => Look::Goes,
-            Some(cause) => Look::Ended(cause.clone()),
-        }
-    }
-
-    /// Handles a message on the sender's socket. Returns `true` if the sender has ended.
-    fn hear(&mut self) -> bool {
-        if self.ended.is_none() {
-            self.ended = self.last_words();
-        }
-        self.ended.is_some()
-    }
-
-    fn last_words(&self) -> Option<DownCause> {
-        let mut bytes = [0; super::handshake::MAX_MESSAGE];
-        match self.channel.receive(&mut bytes) {
-            Ok(Received::Nothing) => {
-                let process = self.process.as_ref()?;
-                is_dead(process.as_fd()).then(|| DownCause::Gone("its process has ended".into()))
-            }
-            Ok(Received::Closed) => Some(DownCause::Gone("its socket hung up".into())),
-            Ok(Received::Message(len, _)) => match Message::decode(&bytes[..len]) {
-                Ok(Message::Bye) => Some(DownCause::Closed),
-                Ok(other) => Some(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
-                Err(why) => Some(DownCause::Protocol(why)),
-            },
-            Err(error) if is_shortage(error) => None,
-            Err(error) => Some(DownCause::Protocol(format!("its socket failed: {error}"))),
-        }
-    }
-}
-
-#[cold]
-fn corrupt(why: Corrupt) -> DownCause {
-    DownCause::Protocol(why.to_string())
-}
-
-/// Copies a record of one slot into its place.
-#[inline(always)]
-fn fill(message: &mut SmallArrival, record: &Record<'_, SegmentSlots>, from: PeerId) {
-    message.header = Header(record.copy_first_to(message.bytes.fill(record.len())));
-    (message.mark, message.from) = (Mark::default(), from);
-}
-
-/// Returns a short message that has to stand behind an event.
-#[cold]
-#[inline(never)]
-fn short(record: &Record<'_, SegmentSlots>, from: PeerId) -> Event {
-    let mut bytes = SmallBytes::empty();
-    let header = record.copy_first_to(bytes.fill(record.len()));
-    Event::arrived(from, Header(header), Payload::Small(bytes))
-}
-
-/// Returns the message of a record that is not inline in one slot. `Ok(None)`: there is no packet
-/// for it now, and it stays in the ring.
-#[inline(never)]
-fn receive(
-    record: Record<'_, SegmentSlots>,
-    segment: &Arc<Segment>,
-    packets: &Arc<dyn PacketSource>,
-) -> Result<Option<(Header, Payload)>, String> {
-    let header = Header(record.header());
-    match record.kind {
-        KIND_INLINE => {
-            let Some(mut packet) = packets.take() else { return Ok(None) };
-            packet.set_len(record.len());
-            match packet.as_mut_slice() {
-                Some(bytes) if bytes.len() == record.len() => record.copy_to(bytes),
-                // Not reached with correct settings: the device has host packets, which they make
-                // large enough.
-                _ => return Err(format!("{} bytes do not fit into a packet here", record.len())),
-            }
-            Ok(Some((header, Payload::Packet(packet))))
-        }
-        KIND_CHUNK => {
-            let mut place = [0; 8];
-            if record.len() != place.len() {
-                return Err(format!("a chunk record of {} bytes", record.len()));
-            }
-            record.copy_to(&mut place);
-            let ChunkPlace { chunk, len } = ChunkPlace::decode(place);
-            let Some(bytes) = segment.chunk(chunk, len) else {
-                return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
-            };
-            segment.will_read(bytes.as_ptr(), bytes.len());
-            // The runtime needs a packet to take the message in. A message too long for any packet
-            // would wait forever, and all other peers' messages behind it.
-            if bytes.len() > packets.packet_size() {
-                let room = packets.packet_size();
-                return Err(format!(
-                    "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must \
-                    be the same on all ranks"
-                ));
-            }
-            // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
-            let loan = unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) };
-            Ok(Some((header, Payload::Loan(loan))))
-        }
-        kind => Err(format!("a record of unknown kind {kind}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::contract::{Identity, Op, Polled, Submit, Transport as _};
-    use crate::mem::allocator::HostAllocator;
-    use crate::mem::copy::copy_now;
-    use crate::mem::{MemMut, MemRef, PacketPool};
-    use crate::shm::{Geometry, Shm};
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
-    /// Keeps numbers and bytes of messages in the order in which it gets them.
-    #[derive(Default)]
-    struct Receiver {
-        takes: bool,
-        has_batch: bool,
-        alone: usize,
-        got: Vec<(u64, Vec<u8>)>,
-    }
-
-    impl Matcher for Receiver {
-        fn match_alone(&mut self, message: &SmallArrival) -> bool {
-            assert!(!self.has_batch, "it is not alone");
-            if self.takes {
-                self.alone += 1;
-                self.got.push((message.header.0[0], message.bytes.as_slice().to_vec()));
-            }
-            self.takes
-        }
-
-        fn match_all(&mut self, batch: &mut Batch) {
-            for event in batch.drain() {
-                if let Event::Arrived { header, payload, .. } = event {
-                    let mut bytes = vec![0; payload.len()];
-                    copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
-                    self.got.push((header.0[0], bytes));
-                }
-            }
-            self.has_batch = true;
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(8))]
-
-        #[test]
-        fn messages_that_come_alone_and_others_come_once_and_in_order(
-            steps in vec((vec(0_usize..9, 0..3), any::<bool>()), 2000),
-        ) {
-            let transport = Shm::new(Geometry { slots: 64, chunks: 4, chunk_size: 4096 });
-            let info = transport.devices().unwrap().remove(0);
-            let [zero, one] = [0, 1].map(|me| {
-                let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
-                let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
-                transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
-            });
-            let link = zero.connect(&one.address(), PeerId(1)).unwrap();
-            let (mut batch, begun) = (Batch::new(4), Instant::now());
-            while !link.is_up() {
-                assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
-                one.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
-                zero.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
-            }
-            let (mut receiver, mut sent) = (Receiver::default(), Vec::new());
-            for (lengths, takes) in steps {
-                for length in lengths {
-                    let length = [0, 8, 8, 8, 40, 41, 200, 300, 4000][length];
-                    let number = sent.len() as u64;
-                    let bytes = vec![(number & 0xff) as u8; length];
-                    let header = Header([number, 0]);
-                    let op = Op::AmCopied { header, bytes: MemRef::host(&bytes) };
-                    if matches!(link.submit(op).unwrap(), Submit::Done) {
-                        sent.push((number, bytes));
-                    }
-                }
-                (receiver.takes, receiver.has_batch) = (takes, false);
-                let before = receiver.got.len();
-                let polled = one.poll(&mut batch, &mut receiver);
-                prop_assert_eq!(polled == Polled::Some, receiver.got.len() > before);
-                prop_assert!(batch.is_empty());
-            }
-            while receiver.got.len() < sent.len() {
-                assert!(begun.elapsed() < Duration::from_secs(60), "{}", receiver.got.len());
-                receiver.has_batch = false;
-                one.poll(&mut batch, &mut receiver);
-            }
-            prop_assert_eq!(receiver.got, sent);
-            prop_assert!(receiver.alone > 100, "{}", receiver.alone);
         }
     }
 }

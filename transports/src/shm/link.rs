@@ -5,9 +5,9 @@
 use super::Shm;
 use super::device::{Shared, is_dead};
 use super::handshake::{Address, Message, greeting};
-use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
 use super::kernel_copy::{KernelCopy, is_this_process};
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
+use super::source::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };

@@ -7,7 +7,8 @@
 //! | [`link`] | the sending side: inline into the ring, or through a chunk |
 //! | [`device`] | the receiving side, and the upkeep of both sides |
 //! | `stranger` | a pending connection, from its call to its welcome |
-//! | [`inbound`] | the rings that lead here: which of them polls look at, and their messages |
+//! | [`inbound`] | the rings that lead here, and which of them polls look at |
+//! | `source` | the ring of one sender: its records, and the messages in them |
 //! | [`export`] | regions that peers map |
 //! | `settings` | the settings of this transport |
 //! | [`kernel_copy`] | copies from and to another process's memory by the kernel |
@@ -27,6 +28,7 @@ pub mod kernel_copy;
 pub mod link;
 pub mod segment;
 mod settings;
+mod source;
 mod stranger;
 
 pub use segment::Geometry;

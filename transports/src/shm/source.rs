@@ -1,0 +1,305 @@
+//! The ring of one sender: its records, and the messages in them.
+
+#![expect(unsafe_code, reason = "the end of a ring in shared memory")]
+
+use super::device::is_dead;
+use super::handshake::{MAX_MESSAGE, Message};
+use super::segment::{Segment, SegmentSlots};
+use super::stranger::Guest;
+use crate::contract::{
+    Batch, DownCause, Event, Header, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
+};
+use crate::mem::{PacketSource, SmallBytes};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, Received};
+use crate::net::watched::Watched;
+use crate::sync::ring::{Consumer, Corrupt, Record};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A record whose payload is the message.
+pub(super) const KIND_INLINE: u8 = 1;
+/// A record whose payload names the chunk with the message.
+pub(super) const KIND_CHUNK: u8 = 2;
+
+/// Records taken from one ring before the next ring.
+const TURN: usize = 32;
+
+/// Messages without a pause between them that make a stream, ...
+const RUN: u32 = 8;
+/// ... and looks that are skipped when a stream's ring is found empty: 0.3 µs. A receiver that is
+/// quicker than its sender would otherwise read, each time, the very line that the sender is
+/// writing, and take it away from the sender. A receiver that stays some messages behind halves
+/// the sender's cost of a message.
+const REST: u32 = 32;
+
+/// Content of a chunk record's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkPlace {
+    pub(super) chunk: u32,
+    pub(super) len: u32,
+}
+
+impl ChunkPlace {
+    pub(super) fn encode(self) -> [u8; 8] {
+        (u64::from(self.chunk) | u64::from(self.len) << 32).to_le_bytes()
+    }
+
+    fn decode(bytes: [u8; 8]) -> Self {
+        let word = u64::from_le_bytes(bytes);
+        Self { chunk: (word & 0xffff_ffff) as u32, len: (word >> 32) as u32 }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) from: PeerId,
+    pub(super) bell: u32,
+    pub(super) channel: Watched<Channel>,
+    /// Readable when the sender's process is dead.
+    pub(super) process: Option<Watched<OwnedFd>>,
+    pub(super) segment: Arc<Segment>,
+    pub(super) consumer: Consumer<SegmentSlots>,
+    /// Empty looks since the last message.
+    pub(super) silent: u32,
+    /// The last look found its full number of messages: more are likely there.
+    streams: bool,
+    /// Messages since a look last found the ring empty.
+    run: u32,
+    /// Looks that are still skipped.
+    pub(super) rest: u32,
+    /// Set once the sender is known to send no more; messages in the ring still count.
+    pub(super) ended: Option<DownCause>,
+}
+
+/// Result of one look at one ring.
+pub(super) enum Look {
+    Goes,
+    /// The matcher took the message.
+    Took,
+    Ended(DownCause),
+}
+
+impl Source {
+    pub(super) fn new(Guest { from, channel, segment, process }: Guest, bell: u32) -> Self {
+        // SAFETY: the segment came with this hello, and this is the only consumer made for it
+        // here. If a hostile sender sends one segment twice, two consumers write only `freed`.
+        // Each reads memory that it does not trust anyway.
+        let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
+        Self {
+            from,
+            bell,
+            channel,
+            process,
+            segment,
+            consumer,
+            silent: 0,
+            streams: false,
+            run: 0,
+            rest: 0,
+            ended: None,
+        }
+    }
+
+    /// Takes records off the ring.
+    #[inline(always)]
+    pub(super) fn look(
+        &mut self,
+        packets: &Arc<dyn PacketSource>,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> Look {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return Look::Goes;
+        }
+        if !self.consumer.is_ready() {
+            return self.nothing(false, batch);
+        }
+        if !self.streams && batch.is_empty() {
+            return self.take_alone(packets, batch, matcher);
+        }
+        self.take(packets, batch)
+    }
+
+    /// Takes a single record. If it is a short message, the matcher gets it first.
+    #[inline(always)]
+    fn take_alone(
+        &mut self,
+        packets: &Arc<dyn PacketSource>,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> Look {
+        let (Ok(Some(record)), Some(message)) = (self.consumer.peek(), batch.next_small()) else {
+            return self.take(packets, batch);
+        };
+        if record.kind != KIND_INLINE || record.count != 1 {
+            return self.take(packets, batch);
+        }
+        fill(message, &record, self.from);
+        let is_taken = matcher.match_alone(message);
+        if !is_taken {
+            batch.keep_small();
+        }
+        self.consumer.advance(1);
+        (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
+        if is_taken { Look::Took } else { Look::Goes }
+    }
+
+    #[inline(never)]
+    fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
+        // A single message from a sender that does not stream: a look for a second one would fetch
+        // the line that the sender is about to write.
+        let limit = if self.streams { TURN } else { 1 };
+        for taken in 0..limit {
+            if batch.is_full() {
+                return Look::Goes;
+            }
+            let record = match self.consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => return self.nothing(taken > 0, batch),
+                Err(why) => return Look::Ended(corrupt(why)),
+            };
+            let count = record.count;
+            if record.kind == KIND_INLINE && count == 1 {
+                match batch.next_small() {
+                    Some(message) => {
+                        fill(message, &record, self.from);
+                        batch.keep_small();
+                    }
+                    None => batch.push(short(&record, self.from)),
+                }
+            } else {
+                match receive(record, &self.segment, packets) {
+                    Ok(Some((header, payload))) => {
+                        batch.push(Event::arrived(self.from, header, payload));
+                    }
+                    Ok(None) => return Look::Goes,
+                    Err(why) => return Look::Ended(DownCause::Protocol(why)),
+                }
+            }
+            self.consumer.advance(count);
+            self.run = self.run.saturating_add(1);
+            if self.streams {
+                self.consumer.fetch_ahead();
+            }
+        }
+        self.silent = 0;
+        self.streams = true;
+        Look::Goes
+    }
+
+    #[inline(always)]
+    fn nothing(&mut self, some: bool, batch: &Batch) -> Look {
+        if self.run >= RUN {
+            self.rest = REST;
+        }
+        (self.streams, self.run) = (false, 0);
+        self.silent = if some { 0 } else { self.silent.saturating_add(1) };
+        match &self.ended {
+            None => Look::Goes,
+            // One more look: the last messages may have come between the two looks.
+            Some(_) if batch.is_full() || self.consumer.is_ready() => Look::Goes,
+            Some(cause) => Look::Ended(cause.clone()),
+        }
+    }
+
+    /// Handles a message on the sender's socket. Returns `true` if the sender has ended.
+    pub(super) fn hear(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.last_words();
+        }
+        self.ended.is_some()
+    }
+
+    fn last_words(&self) -> Option<DownCause> {
+        let mut bytes = [0; MAX_MESSAGE];
+        match self.channel.receive(&mut bytes) {
+            Ok(Received::Nothing) => {
+                let process = self.process.as_ref()?;
+                is_dead(process.as_fd()).then(|| DownCause::Gone("its process has ended".into()))
+            }
+            Ok(Received::Closed) => Some(DownCause::Gone("its socket hung up".into())),
+            Ok(Received::Message(len, _)) => match Message::decode(&bytes[..len]) {
+                Ok(Message::Bye) => Some(DownCause::Closed),
+                Ok(other) => Some(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
+                Err(why) => Some(DownCause::Protocol(why)),
+            },
+            Err(error) if is_shortage(error) => None,
+            Err(error) => Some(DownCause::Protocol(format!("its socket failed: {error}"))),
+        }
+    }
+}
+
+#[cold]
+fn corrupt(why: Corrupt) -> DownCause {
+    DownCause::Protocol(why.to_string())
+}
+
+/// Copies a record of one slot into its place.
+#[inline(always)]
+fn fill(message: &mut SmallArrival, record: &Record<'_, SegmentSlots>, from: PeerId) {
+    message.header = Header(record.copy_first_to(message.bytes.fill(record.len())));
+    (message.mark, message.from) = (Mark::default(), from);
+}
+
+/// Returns a short message that has to stand behind an event.
+#[cold]
+#[inline(never)]
+fn short(record: &Record<'_, SegmentSlots>, from: PeerId) -> Event {
+    let mut bytes = SmallBytes::empty();
+    let header = record.copy_first_to(bytes.fill(record.len()));
+    Event::arrived(from, Header(header), Payload::Small(bytes))
+}
+
+/// Returns the message of a record that is not inline in one slot. `Ok(None)`: there is no packet
+/// for it now, and it stays in the ring.
+#[inline(never)]
+fn receive(
+    record: Record<'_, SegmentSlots>,
+    segment: &Arc<Segment>,
+    packets: &Arc<dyn PacketSource>,
+) -> Result<Option<(Header, Payload)>, String> {
+    let header = Header(record.header());
+    match record.kind {
+        KIND_INLINE => {
+            let Some(mut packet) = packets.take() else { return Ok(None) };
+            packet.set_len(record.len());
+            match packet.as_mut_slice() {
+                Some(bytes) if bytes.len() == record.len() => record.copy_to(bytes),
+                // Not reached with correct settings: the device has host packets, which they make
+                // large enough.
+                _ => return Err(format!("{} bytes do not fit into a packet here", record.len())),
+            }
+            Ok(Some((header, Payload::Packet(packet))))
+        }
+        KIND_CHUNK => {
+            let mut place = [0; 8];
+            if record.len() != place.len() {
+                return Err(format!("a chunk record of {} bytes", record.len()));
+            }
+            record.copy_to(&mut place);
+            let ChunkPlace { chunk, len } = ChunkPlace::decode(place);
+            let Some(bytes) = segment.chunk(chunk, len) else {
+                return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
+            };
+            segment.will_read(bytes.as_ptr(), bytes.len());
+            // The runtime needs a packet to take the message in. A message too long for any packet
+            // would wait forever, and all other peers' messages behind it.
+            if bytes.len() > packets.packet_size() {
+                let room = packets.packet_size();
+                return Err(format!(
+                    "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must \
+                    be the same on all ranks"
+                ));
+            }
+            // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
+            let loan = unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) };
+            Ok(Some((header, Payload::Loan(loan))))
+        }
+        kind => Err(format!("a record of unknown kind {kind}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

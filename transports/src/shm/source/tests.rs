@@ -1,0 +1,89 @@
+use super::*;
+use crate::contract::{Identity, Op, Polled, Submit, Transport as _};
+use crate::mem::allocator::HostAllocator;
+use crate::mem::copy::copy_now;
+use crate::mem::{MemMut, MemRef, PacketPool};
+use crate::shm::{Geometry, Shm};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::time::{Duration, Instant};
+
+/// Keeps numbers and bytes of messages in the order in which it gets them.
+#[derive(Default)]
+struct Receiver {
+    takes: bool,
+    has_batch: bool,
+    alone: usize,
+    got: Vec<(u64, Vec<u8>)>,
+}
+
+impl Matcher for Receiver {
+    fn match_alone(&mut self, message: &SmallArrival) -> bool {
+        assert!(!self.has_batch, "it is not alone");
+        if self.takes {
+            self.alone += 1;
+            self.got.push((message.header.0[0], message.bytes.as_slice().to_vec()));
+        }
+        self.takes
+    }
+
+    fn match_all(&mut self, batch: &mut Batch) {
+        for event in batch.drain() {
+            if let Event::Arrived { header, payload, .. } = event {
+                let mut bytes = vec![0; payload.len()];
+                copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
+                self.got.push((header.0[0], bytes));
+            }
+        }
+        self.has_batch = true;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn messages_that_come_alone_and_others_come_once_and_in_order(
+        steps in vec((vec(0_usize..9, 0..3), any::<bool>()), 2000),
+    ) {
+        let transport = Shm::new(Geometry { slots: 64, chunks: 4, chunk_size: 4096 });
+        let info = transport.devices().unwrap().remove(0);
+        let [zero, one] = [0, 1].map(|me| {
+            let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
+            let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
+            transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
+        });
+        let link = zero.connect(&one.address(), PeerId(1)).unwrap();
+        let (mut batch, begun) = (Batch::new(4), Instant::now());
+        while !link.is_up() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
+            one.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
+            zero.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
+        }
+        let (mut receiver, mut sent) = (Receiver::default(), Vec::new());
+        for (lengths, takes) in steps {
+            for length in lengths {
+                let length = [0, 8, 8, 8, 40, 41, 200, 300, 4000][length];
+                let number = sent.len() as u64;
+                let bytes = vec![(number & 0xff) as u8; length];
+                let header = Header([number, 0]);
+                let op = Op::AmCopied { header, bytes: MemRef::host(&bytes) };
+                if matches!(link.submit(op).unwrap(), Submit::Done) {
+                    sent.push((number, bytes));
+                }
+            }
+            (receiver.takes, receiver.has_batch) = (takes, false);
+            let before = receiver.got.len();
+            let polled = one.poll(&mut batch, &mut receiver);
+            prop_assert_eq!(polled == Polled::Some, receiver.got.len() > before);
+            prop_assert!(batch.is_empty());
+        }
+        while receiver.got.len() < sent.len() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{}", receiver.got.len());
+            receiver.has_batch = false;
+            one.poll(&mut batch, &mut receiver);
+        }
+        prop_assert_eq!(receiver.got, sent);
+        prop_assert!(receiver.alone > 100, "{}", receiver.alone);
+    }
+}
