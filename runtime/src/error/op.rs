@@ -18,7 +18,9 @@ pub enum OpError {
         /// The reason of its end.
         cause: DownCause,
     },
-    /// The message was longer than the buffer; the buffer was not written.
+    /// The message was longer than the buffer; the buffer was not written. The receive has this
+    /// error, and so has the send if the message was too long to leave before its receive was
+    /// known.
     #[error("a message of {message} bytes came for a receive of {buffer}; nothing was written")]
     Truncated {
         /// Bytes of the message.
