@@ -120,7 +120,7 @@ impl Notes {
 }
 
 /// Notes the match of a message.
-#[inline(never)]
+#[inline]
 fn found(met: &mut Met, meeting: Meeting) -> Found {
     met.meetings.push(Some(meeting));
     Found::Met(met.meetings.len() - 1)
@@ -258,6 +258,19 @@ impl Matcher for InOrder<'_> {
     /// Takes a message that ends its receive at once, as most short ones do.
     #[inline]
     fn match_alone(&mut self, message: &SmallArrival) -> bool {
+        Message::is_send(message.header) && self.ends(message)
+    }
+
+    #[inline]
+    fn match_all(&mut self, batch: &mut Batch) {
+        self.pass.in_order(batch, self.met);
+    }
+}
+
+impl InOrder<'_> {
+    /// Ends the receive that a message meets. Apart, so that other messages do not pay for it.
+    #[inline(never)]
+    fn ends(&mut self, message: &SmallArrival) -> bool {
         let Pass { inner, device, .. } = self.pass;
         let Some(Message::Send { engine, policy, tag }) = Message::decode_send(message.header)
         else {
@@ -271,11 +284,6 @@ impl Matcher for InOrder<'_> {
         engine.arrive_alone(policy, from, tag, |receive| {
             receive.ends((from, tag, &message.bytes), self.met)
         })
-    }
-
-    #[inline]
-    fn match_all(&mut self, batch: &mut Batch) {
-        self.pass.in_order(batch, self.met);
     }
 }
 

@@ -105,7 +105,7 @@ impl Inbound {
         }
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn look_in_turn(
         &mut self,
         shared: &Shared,

@@ -220,12 +220,10 @@ pub(super) fn allow_peers() {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Geometry, Shm};
     use super::*;
-    use crate::contract::{Batch, Identity, PeerId, Transport};
-    use crate::mem::{HostAllocator, PacketPool};
+    use crate::shm::Geometry;
+    use crate::shm::pair::linked;
     use std::process::{Child, Command};
-    use std::time::{Duration, Instant};
 
     /// Returns the address of memory that a process does not use: the far end of its stack.
     fn unused(child: &Child) -> u64 {
@@ -285,20 +283,7 @@ mod tests {
 
     #[test]
     fn ranks_of_one_process_neither_write_each_others_memory_nor_ask_each_other_to() {
-        let transport = Shm::new(Geometry { slots: 16, chunks: 2, chunk_size: 4096 });
-        let info = transport.devices().unwrap().remove(0);
-        let [zero, one] = [0, 1].map(|me| {
-            let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
-            let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
-            transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
-        });
-        let link = zero.connect(&one.address(), PeerId(1)).unwrap();
-        let (mut batch, begun) = (Batch::new(32), Instant::now());
-        while !link.is_up() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
-            one.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
-            zero.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
-        }
+        let (_devices, link) = linked(Geometry { slots: 16, chunks: 2, chunk_size: 4096 });
         let memory = vec![7_u8; 64];
         let written =
             link.peer_memory().unwrap().write(memory.as_ptr() as u64, MemRef::host(&[9; 64]));

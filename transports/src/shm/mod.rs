@@ -26,6 +26,8 @@ pub mod handshake;
 pub mod inbound;
 pub mod kernel_copy;
 pub mod link;
+#[cfg(test)]
+mod pair;
 pub mod segment;
 mod settings;
 mod source;

@@ -1,9 +1,9 @@
 use super::*;
-use crate::contract::{Identity, Op, Polled, Submit, Transport as _};
-use crate::mem::allocator::HostAllocator;
+use crate::contract::{Op, Polled, Submit};
 use crate::mem::copy::copy_now;
-use crate::mem::{MemMut, MemRef, PacketPool};
-use crate::shm::{Geometry, Shm};
+use crate::mem::{MemMut, MemRef};
+use crate::shm::Geometry;
+use crate::shm::pair::linked;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -46,20 +46,8 @@ proptest! {
     fn messages_that_come_alone_and_others_come_once_and_in_order(
         steps in vec((vec(0_usize..9, 0..3), any::<bool>()), 2000),
     ) {
-        let transport = Shm::new(Geometry { slots: 64, chunks: 4, chunk_size: 4096 });
-        let info = transport.devices().unwrap().remove(0);
-        let [zero, one] = [0, 1].map(|me| {
-            let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
-            let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
-            transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
-        });
-        let link = zero.connect(&one.address(), PeerId(1)).unwrap();
+        let ([_zero, one], link) = linked(Geometry { slots: 64, chunks: 4, chunk_size: 4096 });
         let (mut batch, begun) = (Batch::new(4), Instant::now());
-        while !link.is_up() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
-            one.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
-            zero.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
-        }
         let (mut receiver, mut sent) = (Receiver::default(), Vec::new());
         for (lengths, takes) in steps {
             for length in lengths {
