@@ -331,6 +331,22 @@ impl Ground {
         }
     }
 
+    /// Sends one way until there is no room, while the receiver does not poll. Then nothing is in
+    /// flight.
+    pub(crate) fn fill(&mut self, from: usize, to: usize) {
+        let way = self.way(from, to);
+        let link = way.link.clone().unwrap();
+        let next =
+            |way: &Way| submit(&link, [way.sent, way.turn], &pattern(way.sent, size(way.sent)));
+        while matches!(next(way), Ok(Submit::Done)) {
+            way.sent += 1;
+        }
+        for _ in 0..200 {
+            assert!(self.sides[from].poll().is_empty());
+            nics_go_on();
+        }
+    }
+
     /// Ends the connection of two ranks, unless it has ended.
     #[track_caller]
     pub(crate) fn end_in_order(&mut self, one: usize, other: usize) {

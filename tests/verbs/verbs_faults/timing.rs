@@ -1,8 +1,8 @@
 //! Packets that come late, in another order than they were posted, or not at all.
 
 use super::ground::{Ground, options};
-use crate::support::Watchdog;
-use carrack::transports::contract::{Armed, DownCause, PeerId, SubmitError};
+use crate::support::{Watchdog, nics_go_on};
+use carrack::transports::contract::{Armed, DownCause, Event, PeerId, SubmitError};
 use carrack_simulators::nic::{Config, Visibility};
 use std::time::Duration;
 
@@ -118,6 +118,23 @@ fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
             "{cause}"
         );
     }
+}
+
+#[test]
+fn a_sender_without_credits_is_told_that_its_peer_is_gone_though_nothing_is_in_flight() {
+    let _watchdog = Watchdog::over("no credits");
+    let mut ground = Ground::new();
+    ground.settle();
+    ground.fill(2, 0);
+    assert!(ground.sides[0].nic.set_port(0, 1, false));
+    // Rank 0 does not poll any more.
+    let told = loop {
+        if let Some(event) = ground.sides[2].poll().pop() {
+            break event;
+        }
+        nics_go_on();
+    };
+    assert!(matches!(told, Event::PeerDown { peer: PeerId(0), .. }), "{told:?}");
 }
 
 #[test]

@@ -269,6 +269,11 @@ impl Connection {
         !matches!(self.told(said.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
     }
 
+    /// Returns `true` if no message can be sent for lack of credits, as far as is known.
+    pub(super) fn lacks_credits(&self) -> bool {
+        self.sending.try_lock().is_some_and(|sending| sending.lacks_credits(&self.words))
+    }
+
     /// Sends the messages that wait for more. Returns `false` if the caller has to try again.
     pub(super) fn send_off(&self) -> bool {
         let Some(mut sending) = self.sending.try_lock() else { return false };

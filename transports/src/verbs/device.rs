@@ -4,7 +4,7 @@
 use super::address::{Address, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
 use super::domain::Shared;
-use super::entries::{Entries, Phase};
+use super::entries::Entries;
 use super::link::RdmaLink;
 use super::partings::Partings;
 use super::rails::{self, Rails, Ways};
@@ -15,6 +15,7 @@ use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
 use super::together::Opened;
 use super::transfers;
+use crate::clock::ticks;
 use crate::contract::{
     AddressBlob, Armed, Batch, Device, DownCause, Event, Link, Matcher, PeerId, Polled, Reach,
     SubmitError, Unavailable,
@@ -103,6 +104,8 @@ pub(super) struct Polling {
     pub(super) listener: Option<TcpListener>,
     pub(super) epoll: OwnedFd,
     upkeep: Upkeep,
+    /// The time, in ticks, of the last requests to peers that return no credits.
+    pub(super) asked_at: u64,
     /// Number of the domain's events that were handled.
     pub(super) heard: usize,
     closed: bool,
@@ -187,6 +190,7 @@ impl RdmaDevice {
             listener: Some(listener),
             epoll: rustix::io::dup(&set).map_err(|error| system(error.into()))?,
             upkeep: Upkeep::default(),
+            asked_at: ticks(),
             heard: 0,
             closed: false,
             shared,
@@ -233,6 +237,7 @@ impl RdmaDevice {
         polling.end_unwanted();
         polling.post_receives();
         polling.dial_again();
+        polling.ask_silent();
         let mut space = [const { MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&now)) else { return };
@@ -440,27 +445,6 @@ impl Polling {
     pub(super) fn lose(&mut self, why: &str) {
         self.lose_everybody(why);
         self.part();
-    }
-
-    /// Counts a message of a connection that was taken in, and whose receive is available again.
-    pub(super) fn credit(&mut self, index: u32) {
-        if let Some(entry) = self.entries.get(index) {
-            entry.take_in(&mut self.owing);
-        }
-    }
-
-    /// Tells peers how many of their messages were taken in.
-    #[cold]
-    fn pay(&mut self) {
-        let entries = &mut self.entries;
-        self.owing.retain(|&index| {
-            let Some(entry) = entries.get(index) else { return false };
-            let paid = entry.phase == Phase::Failing || entry.connection.credit(entry.taken);
-            if paid {
-                (entry.credited, entry.owes) = (entry.taken, false);
-            }
-            !paid
-        });
     }
 
     /// Returns `true` if a poll would find something, as far as is known.

@@ -23,6 +23,7 @@
 //! | `receives` | the shared receive queue and its packets |
 //! | `connection` | a queue pair to one peer's device |
 //! | `entries` | all connections of a device |
+//! | `credits` | those owed to peers, and peers that return none |
 //! | `meeting`, `strangers` | set-up and end of connections |
 //! | `partings` | queue pairs that stay until their last receive has come back |
 //! | `chunks` | a buffer that a peer may write to, one chunk after the other |
@@ -41,6 +42,7 @@ mod choice;
 mod chunks;
 mod completions;
 mod connection;
+mod credits;
 mod device;
 mod domain;
 mod entries;

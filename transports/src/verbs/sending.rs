@@ -160,6 +160,11 @@ impl Sending {
         Ok(())
     }
 
+    /// Returns `true` if the peer has returned too few credits for one more message.
+    pub(super) fn lacks_credits(&self, words: &Words) -> bool {
+        self.sent.wrapping_sub(words.received()) >= self.window
+    }
+
     #[cold]
     fn look_at_credits(&mut self, words: &Words) -> Result<(), Unsent> {
         let returned = words.received();
