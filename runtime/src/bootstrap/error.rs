@@ -30,7 +30,7 @@ pub enum Departure {
     OtherSecret,
     /// Two processes came as this rank.
     CameTwice,
-    /// It has another size of the job.
+    /// It, or another rank that was missing, has another size of the job.
     OtherSize,
 }
 
@@ -64,8 +64,8 @@ impl fmt::Display for Departure {
                 earlier jobs",
             ),
             Self::OtherSize => f.write_str(
-                "has another WORLD_SIZE than rank 0: give all ranks the same, or all nodes the \
-                same -n",
+                "or another missing rank has another WORLD_SIZE than rank 0: give all ranks the \
+                same, or all nodes the same -n",
             ),
         }
     }

@@ -1,7 +1,7 @@
 //! Polls devices, and carries out the actions of their events.
 //!
 //! ```text
-//! poll ──► ordered: messages meet receives ──► other threads may poll ──► copies, completions
+//! poll ──► matcher: messages meet receives ──► other threads may poll ──► copies, completions
 //! ```
 //!
 //! Matching happens before another thread can poll the device, so messages meet receives in the
@@ -196,7 +196,7 @@ impl Receive {
 
     /// Takes a message of a few bytes, and tells the completion object, if that is all there is to
     /// do: the CPU can copy them, and the object is a queue with room. Otherwise returns `false`,
-    /// and the receive is as it was.
+    /// and the receive waits on; the bytes may be in its buffer.
     #[inline(always)]
     fn ends(&mut self, (from, tag, bytes): (Rank, Tag, &SmallBytes), met: &mut Met) -> bool {
         let size = bytes.as_slice().len();
@@ -322,9 +322,9 @@ impl Pass<'_> {
                 continue;
             }
             self.moved = true;
+            self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
             // The matcher may have taken all there was.
             if !scratch.batch.is_empty() {
-                self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
                 self.deliver_all(scratch, lane.transport);
                 let chores = self.device.chores.there();
                 if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {

@@ -31,6 +31,7 @@ const STRANGERS_TIME: Duration = Duration::from_secs(600);
 const FEW: usize = 8;
 /// Empty looks after which one of many warm rings cools.
 const PATIENCE: u32 = 4096;
+
 /// All incoming links of a device.
 #[derive(Debug)]
 pub(super) struct Inbound {

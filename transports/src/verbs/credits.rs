@@ -32,8 +32,9 @@ impl Polling {
         });
     }
 
-    /// Repeats the last credit to peers that return none, now and then. A sender without credits
-    /// has nothing in flight, and only a request in flight tells its NIC that the peer is gone.
+    /// Tells peers that return no credits, now and then, what was taken in of theirs. A sender
+    /// without credits has nothing in flight, and only a request in flight tells its NIC that the
+    /// peer is gone.
     pub(super) fn ask_silent(&mut self) {
         let now = ticks();
         if now.wrapping_sub(self.asked_at) < ASK_EVERY {
@@ -46,7 +47,9 @@ impl Polling {
                 && entry.connection.lacks_credits()
             {
                 // Where the queue has no room, requests are in flight.
-                let _ = entry.connection.credit(entry.taken);
+                if entry.connection.credit(entry.taken) {
+                    entry.credited = entry.taken;
+                }
             }
         }
     }

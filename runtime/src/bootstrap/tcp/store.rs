@@ -278,9 +278,11 @@ impl Store {
                 }
                 return self.deliver(outgoing);
             }
-            // It may be any of the missing ranks: the node that it is on counts them otherwise.
+            // It may be any of the missing ranks: the node that it is on counts them otherwise. The
+            // one that it says it is is named first.
             Some(Some(Departure::OtherSize)) => {
-                return self.lost(1..self.server.size(), Departure::OtherSize);
+                let others = (1..self.server.size()).filter(|other| *other != rank);
+                return self.lost([rank].into_iter().chain(others), Departure::OtherSize);
             }
             Some(how) => return how.into_iter().for_each(|how| self.lost([rank], how)),
         }

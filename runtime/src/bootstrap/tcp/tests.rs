@@ -214,6 +214,11 @@ fn a_rank_of_another_size_is_refused_by_name_and_all_are_told_at_once() {
     let error = FromEnvironment::join(&invitation(2, 4, port)).unwrap_err().to_string();
     assert!(error.contains("WORLD_SIZE=4"), "{error}");
     told(&ranks, 2, Departure::OtherSize);
+    // Of several that are missing the one that came is named.
+    let port = free_port("127.0.0.1");
+    let zero = FromEnvironment::join(&invitation(0, 4, port)).unwrap();
+    FromEnvironment::join(&invitation(3, 8, port)).unwrap_err();
+    told(&[zero], 3, Departure::OtherSize);
     // The other node counts a rank for its own that is there: ranks 2 and 3 will never come.
     let port = free_port("127.0.0.1");
     let ranks = [0, 1].map(|rank| FromEnvironment::join(&invitation(rank, 4, port)).unwrap());
