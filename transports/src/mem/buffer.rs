@@ -31,10 +31,9 @@ impl SmallBytes {
     /// kept but never shown.
     #[inline(always)]
     pub fn first(len: usize, bytes: [u8; Self::MAX]) -> Self {
-        // At most 40: the cast loses nothing.
-        #[allow(clippy::cast_possible_truncation)]
-        let len = if len < Self::MAX { len as u8 } else { Self::MAX as u8 };
-        Self { len, bytes }
+        let mut first = Self { bytes, len: 0 };
+        first.fill(len);
+        first
     }
 
     /// Sets the length, at most [`MAX`](Self::MAX), and returns the place of the bytes. The bytes

@@ -51,6 +51,7 @@ impl ChunkPlace {
     }
 }
 
+/// The reading end of a sender's ring.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) from: PeerId,
@@ -146,6 +147,7 @@ impl Source {
         if is_taken { Look::Took } else { Look::Goes }
     }
 
+    /// Takes records into the batch: of a stream as many as a turn allows, else one.
     #[inline(never)]
     fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
         // A single message from a sender that does not stream: a look for a second one would fetch
