@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use fs_err as fs;
 
-use crate::child;
 use crate::error::TaskError;
 use crate::files;
 
@@ -57,11 +56,11 @@ impl Suite {
         fs::create_dir_all(&to)?;
         let mut command = self.command("apt-get");
         command.arg("download").args(packages).current_dir(&to);
-        child::read(&mut command, DOWNLOAD)?;
+        children::read(&mut command, DOWNLOAD)?;
         for package in files::matching(&to, "*.deb") {
             let mut unpack = Command::new("dpkg-deb");
             unpack.arg("-x").arg(&package).arg(root);
-            child::read(&mut unpack, INSTALL)?;
+            children::read(&mut unpack, INSTALL)?;
             fs::remove_file(&package)?;
         }
         Ok(())
@@ -70,7 +69,7 @@ impl Suite {
     fn ask(&self, program: &str, arguments: &[&str], limit: Duration) -> Result<String, TaskError> {
         let mut command = self.command(program);
         command.args(arguments);
-        child::read(&mut command, limit)
+        Ok(children::read(&mut command, limit)?)
     }
 
     fn command(&self, program: &str) -> Command {
@@ -99,7 +98,7 @@ fn main_archive() -> Result<String, TaskError> {
     let known = || {
         let mut command = Command::new("apt-get");
         command.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
-        let said = child::read(command.args(["Label: Debian", "Component: main"]), LOOK);
+        let said = children::read(command.args(["Label: Debian", "Component: main"]), LOOK);
         said.map(|said| said.lines().next().map(str::to_owned))
     };
     let updated = match known()? {
@@ -125,13 +124,13 @@ pub(crate) fn see_to(packages: &str) -> Result<(), TaskError> {
     let mut ask = Command::new("dpkg-query");
     ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(&packages);
     // dpkg-query fails for an unknown package, and systems other than Debian's do not have it.
-    let known = child::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
+    let known = children::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
     let missing = missing(&packages, &known);
     if missing.is_empty() {
         return Ok(());
     }
     let cannot = |why: String| TaskError::Packages { packages: missing.join(" "), why };
-    if !child::answers(Command::new("apt-get").arg("--version")) {
+    if !children::answers(Command::new("apt-get").arg("--version")) {
         return Err(cannot("there is no apt-get, which could install them".into()));
     }
     if !rustix::process::geteuid().is_root() {
@@ -164,7 +163,7 @@ fn apt_get(arguments: &[&str]) -> Result<(), TaskError> {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive");
     command.args(["-qq", "-y", "-o", "DPkg::Lock::Timeout=200"]).args(arguments);
-    child::read(&mut command, INSTALL)?;
+    children::read(&mut command, INSTALL)?;
     Ok(())
 }
 

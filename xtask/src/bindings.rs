@@ -14,7 +14,6 @@ use fs_err as fs;
 use walkdir::{DirEntry, WalkDir};
 
 use crate::apt::{self, Suite};
-use crate::child;
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 
@@ -129,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     // The version of the headers does not count.
     let mut diff = Command::new("diff");
     diff.args(["-u", "-I", &format!("^{MADE_OF}")]).args([&path, &again]);
-    let heard = child::hear(&mut diff, LIMIT)?;
+    let heard = children::hear(&mut diff, LIMIT)?;
     if heard.status.success() {
         println!("{RESULT} is what libibverbs-dev {} gives", headers.version);
         return Ok(ExitCode::SUCCESS);
@@ -144,12 +143,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
 fn bindgen(workspace: &Workspace, tools: &Path) -> Result<PathBuf, TaskError> {
     let program = tools.join("bin/bindgen");
     let right = || {
-        let said = child::read(Command::new(&program).arg("--version"), LIMIT);
+        let said = children::read(Command::new(&program).arg("--version"), LIMIT);
         said.is_ok_and(|said| said.trim().ends_with(BINDGEN))
     };
     if !right() {
         eprintln!("building bindgen {BINDGEN}");
-        child::read(&mut workspace.install(&format!("bindgen-cli@{BINDGEN}")), LIMIT)?;
+        children::read(&mut workspace.install(&format!("bindgen-cli@{BINDGEN}")), LIMIT)?;
     }
     Ok(program)
 }
@@ -217,10 +216,10 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
         "--allowlist-type=(ib_uverbs|ibv|verbs)_.*",
     ]);
     command.args(["--", "-isystem"]).arg(&headers.include);
-    let mut heard = child::hear(&mut command, LIMIT)?;
+    let mut heard = children::hear(&mut command, LIMIT)?;
     if !heard.status.success() && heard.complained.contains("libclang") {
         apt::install(&["libclang-dev"])?;
-        heard = child::hear(&mut command, LIMIT)?;
+        heard = children::hear(&mut command, LIMIT)?;
     }
     let made = narrowed(&heard.unless_failed(&command)?, &used(workspace)?);
     let source = format!("\n{MADE_OF} {} by bindgen {BINDGEN}.\n", headers.version);

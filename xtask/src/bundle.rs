@@ -17,7 +17,6 @@ use std::time::Duration;
 use fs_err as fs;
 use serde_json::json;
 
-use crate::child;
 use crate::error::{TaskError, not_built};
 use crate::files;
 use crate::workspace::{BUILD, Package, Target, Workspace};
@@ -133,7 +132,7 @@ fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError>
     others.args(tests.iter().flat_map(|test| ["--test", test]));
     let mut programs = Programs::new();
     for cargo in [&mut command, &mut others] {
-        println!("$ {}", child::spoken(cargo));
+        println!("$ {}", children::spoken(cargo));
         let built = Workspace::built(cargo, 2 * BUILD)?.into_iter();
         programs.extend(built.filter_map(|built| Some((place(&built.target)?, built.executable))));
     }
@@ -174,7 +173,7 @@ fn about(workspace: &Workspace) -> Result<String, TaskError> {
     let limit = Duration::from_secs(60);
     let line = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);
-        let said = child::read(command.args(args).current_dir(&workspace.root), limit)?;
+        let said = children::read(command.args(args).current_dir(&workspace.root), limit)?;
         Ok::<_, TaskError>(said.trim().to_owned())
     };
     let is_clean = line("git", &["status", "--porcelain"])?.is_empty();

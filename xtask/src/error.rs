@@ -3,20 +3,15 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+
+use children::ChildError;
 
 /// Error of a task.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TaskError {
-    /// A program could not be started.
-    #[error("cannot start `{program}`: {source}; is it installed and in PATH?")]
-    Start { program: String, source: io::Error },
-    /// A program ended with an error.
-    #[error("`{command}` failed ({status}){}", after_colon(said))]
-    Failed { command: String, status: String, said: String },
-    /// A program was still running at its limit, and was ended.
-    #[error("`{command}` was still running after {limit:?} and was ended")]
-    TimedOut { command: String, limit: Duration },
+    /// A command did not end well.
+    #[error(transparent)]
+    Child(#[from] ChildError),
     /// A file could not be read or written. The file system's own errors name it.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -54,8 +49,4 @@ pub(crate) fn not_built(what: impl fmt::Display) -> TaskError {
         what: format!("{what} among what Cargo has built"),
         remedy: "please report this, with the version of Cargo",
     }
-}
-
-fn after_colon(said: &str) -> String {
-    if said.trim().is_empty() { String::new() } else { format!(":\n{}", said.trim_end()) }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use fs_err as fs;
 
-use crate::child;
 use crate::error::TaskError;
 
 /// Strips tens of megabytes, or compiles some hundred lines, on a slow machine.
@@ -30,7 +29,7 @@ pub(crate) fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
     if to.exists() {
         fs::remove_file(to)?;
     }
-    child::read(Command::new("strip").arg("-o").arg(to).arg(from), LIMIT)?;
+    children::read(Command::new("strip").arg("-o").arg(to).arg(from), LIMIT)?;
     Ok(fs::metadata(to)?.len())
 }
 
@@ -46,7 +45,7 @@ pub(crate) fn compile(
     let mut command = Command::new(compiler);
     // Libraries stand behind what needs them.
     command.args(["-O2", "-Wall", "-Wextra", "-o"]).args([&*program, source]).args(flags);
-    child::read(&mut command, LIMIT)?;
+    children::read(&mut command, LIMIT)?;
     Ok(program)
 }
 

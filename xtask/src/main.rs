@@ -10,13 +10,11 @@
 //! | `files` | finds files by patterns, strips programs, compiles those in C |
 //! | `apt` | packages of other suites of Debian, without touching the machine's set-up |
 //! | `workspace` | paths and programs, as Cargo tells them |
-//! | `child` | runs a command with a watchdog, so that nothing hangs |
 //! | `error` | errors with their remedies |
 
 mod apt;
 mod bindings;
 mod bundle;
-mod child;
 mod error;
 mod files;
 mod guest;
@@ -77,6 +75,6 @@ fn scale(picture: Option<PathBuf>) -> Result<ExitCode, TaskError> {
     let mut bench = Workspace::load()?.cargo("bench --bench scale --");
     // Cargo runs it in the root.
     bench.args(picture.map(path::absolute).transpose()?);
-    child::run(&mut bench, BUILD, child::echo)?;
+    children::run(&mut bench, BUILD, children::echo)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::child;
 use crate::error::TaskError;
 
 /// Time limit of a build, on a slow machine.
@@ -64,7 +63,7 @@ impl Workspace {
     /// Asks Cargo; this also downloads what is missing, so that later steps may run offline.
     pub(crate) fn load() -> Result<Self, TaskError> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let said = child::read(&mut cargo(&root, "metadata --format-version 1"), BUILD)?;
+        let said = children::read(&mut cargo(&root, "metadata --format-version 1"), BUILD)?;
         let mut workspace: Self =
             serde_json::from_str(&said).map_err(|error| TaskError::Output {
                 program: "cargo metadata",
@@ -81,14 +80,14 @@ impl Workspace {
     pub(crate) fn built(cargo: &mut Command, limit: Duration) -> Result<Vec<Built>, TaskError> {
         cargo.arg("--message-format=json-render-diagnostics");
         let mut built = Vec::new();
-        child::run(cargo, limit, |line| built.extend(serde_json::from_str(line)))?;
+        children::run(cargo, limit, |line| built.extend(serde_json::from_str(line)))?;
         Ok(built)
     }
 
     /// Builds Carrack's command for release, and returns its path.
     pub(crate) fn release(&self) -> Result<PathBuf, TaskError> {
         let mut cargo = self.cargo("build --release --package carrack-cli");
-        child::run(&mut cargo, BUILD, child::echo)?;
+        children::run(&mut cargo, BUILD, children::echo)?;
         Ok(self.target.join("release/carrack"))
     }
 

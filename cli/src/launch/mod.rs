@@ -55,7 +55,6 @@ pub(crate) use look_up::is_executable;
 pub(crate) use options::Job;
 pub(crate) use orders::KeeperOptions;
 pub(crate) use rank::tie;
-pub(crate) use sweep::{adopt_orphans, sweep};
 
 /// Returns `true` if `carrack run` started this process as a rank.
 pub(crate) fn is_started() -> bool {

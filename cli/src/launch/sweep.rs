@@ -15,14 +15,14 @@ use rustix::process::{
 use super::error::{Doing as _, LaunchError};
 
 /// Makes this process the one that inherits its descendants' orphans.
-pub(crate) fn adopt_orphans() -> Result<(), LaunchError> {
+pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
     // Any number but zero switches it on.
     set_child_subreaper(Some(getpid())).doing("becoming the subreaper (prctl)")
 }
 
 /// Kills and waits for all descendants. Returns those that would not die, because this user may not
 /// signal them.
-pub(crate) fn sweep() -> io::Result<Vec<Pid>> {
+fn sweep() -> io::Result<Vec<Pid>> {
     loop {
         let (ended, refused): (Vec<_>, Vec<_>) = children()?.into_iter().partition(|&child| {
             kill_process(child, Signal::KILL).is_ok() || matches!(dead(child, true), Ok(Some(_)))

@@ -147,12 +147,12 @@ impl Running {
     /// The keeper: the launcher's only child.
     fn keeper(&self) -> Pid {
         let launcher = self.child.id().to_string();
-        let is_keeper = |pid: &i32| {
+        let is_keeper = |pid: &Pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
             parent == Some(launcher.as_str())
         };
-        Pid::from_raw(with_variable(MARK, &self.mark).into_iter().find(is_keeper).unwrap()).unwrap()
+        with_variable(MARK, &self.mark).into_iter().find(is_keeper).unwrap()
     }
 
     /// Waits for the launcher's end and checks that it left nothing behind.
@@ -190,7 +190,7 @@ fn nothing_is_left(mark: &str) {
         }
         if start.elapsed() >= WATCHDOG {
             let name =
-                |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             panic!("left behind: {:?}", left.iter().map(name).collect::<Vec<_>>());
         }
         thread::sleep(Duration::from_millis(5));

@@ -9,12 +9,12 @@ use crate::support::children::unset;
 use crate::support::nodes::{ADDRESSES, Nodes};
 use crate::support::ranks::{launched, scratch};
 use crate::support::{random, rng};
+use children::Running;
 use rand::Rng;
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A launcher: returns the commands, words each, that start so many ranks of a program on each
@@ -68,24 +68,23 @@ fn says(
 /// Runs commands at once, and returns what they say, once all have ended. `succeeds`: all have to
 /// succeed.
 fn run(commands: &[Vec<String>], succeeds: bool) -> String {
-    let start = |words: &Vec<String>| {
+    let hear = |words: &Vec<String>| {
+        let mut command = Command::new(&words[0]);
+        unset(command.args(&words[1..]), &[]);
+        command.env("CARRACK_JOB_SECRET", "a secret of two nodes");
         // A job that hangs fails.
-        let mut command = Command::new("timeout");
-        command.args(["-k", "5", "100"]).args(words);
-        unset(&mut command, &[]);
-        command.env("CARRACK_JOB_SECRET", "a secret of two nodes").stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    let running: Vec<_> = commands.iter().map(start).collect();
-    let ended = running.into_iter().zip(commands).map(|(child, words)| {
-        let output = child.wait_with_output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        let is_right = output.status.success() || !succeeds;
-        assert!(is_right, "{words:?}: {}\n{said}", output.status);
+        let heard = children::hear(&mut command, Duration::from_secs(100));
+        let heard = heard.unwrap_or_else(|error| panic!("{error}"));
+        let said = heard.said + &heard.complained;
+        let is_right = heard.status.success() || !succeeds;
+        assert!(is_right, "{words:?}: {}\n{said}", heard.status);
         said
-    });
-    ended.collect()
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            commands.iter().map(|words| scope.spawn(move || hear(words))).collect();
+        running.into_iter().map(|one| one.join().unwrap()).collect()
+    })
 }
 
 /// Returns words as a command on a node.
@@ -186,7 +185,7 @@ fn launchers_of_mpi_libraries_start_jobs_on_two_nodes() {
 /// A cluster of Slurm, which ends with it.
 struct Slurm {
     folder: PathBuf,
-    daemons: Vec<Child>,
+    daemons: Vec<Running>,
 }
 
 impl Slurm {
@@ -235,9 +234,8 @@ impl Slurm {
         ] {
             let log = File::create(slurm.folder.join(format!("{name}.out"))).unwrap();
             let mut daemon = Command::new("sh");
-            daemon.args(["-c", &script]).stdin(Stdio::null());
-            daemon.stdout(log.try_clone().unwrap()).stderr(log);
-            slurm.daemons.push(daemon.spawn().unwrap());
+            daemon.args(["-c", &script]).stdout(log.try_clone().unwrap()).stderr(log);
+            slurm.daemons.push(Running::start(&mut daemon).unwrap());
             std::thread::sleep(Duration::from_millis(300));
         }
         let is_idle = || {
@@ -263,10 +261,7 @@ impl Slurm {
 
 impl Drop for Slurm {
     fn drop(&mut self) {
-        for daemon in self.daemons.iter_mut().rev() {
-            let _ = kill_process(Pid::from_child(daemon), Signal::TERM);
-            let _ = daemon.wait();
-        }
+        self.daemons.iter_mut().rev().for_each(|daemon| daemon.ask(Duration::from_secs(10)));
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.folder);
         }

@@ -12,7 +12,6 @@ use fs_err as fs;
 
 use super::kernel::{Emptied, Kernel, Source, lock};
 use crate::apt::{self, Suite};
-use crate::child;
 use crate::error::TaskError;
 use crate::files;
 
@@ -52,10 +51,10 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError>
     make.args(["-s", &format!("-j{jobs}"), "-C"]).arg(&headers);
     make.arg(format!("M={}", driver.display()));
     make.args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]);
-    child::read(&mut make, LIMIT)?;
+    children::read(&mut make, LIMIT)?;
     let mut strip = Command::new("strip");
     strip.arg("--strip-debug").arg(driver.join("rdma_rxe.ko")).arg("-o").arg(&built.module);
-    child::read(&mut strip, LIMIT)?;
+    children::read(&mut strip, LIMIT)?;
     let shim = work.0.join("shim.c");
     fs::write(&shim, SHIM)?;
     files::compile("cc", &shim, &folder, &["-shared", "-fPIC", "-ldl"])?;
@@ -80,7 +79,7 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, TaskEr
     let archive = root.join("usr/src").join(format!("{}.tar.xz", packages[3]));
     let mut tar = Command::new("tar");
     tar.arg("-C").arg(work).args(["--strip-components=1", "--wildcards", "-xJf"]).arg(&archive);
-    child::read(tar.arg("*/drivers/infiniband/sw/rxe/*"), LIMIT)?;
+    children::read(tar.arg("*/drivers/infiniband/sw/rxe/*"), LIMIT)?;
     let headers = root.join("usr/src").join(main);
     // The makefile names the other packages' files at their installed paths.
     let [to_src, to_lib] = ["src", "lib"].map(|below| format!("{}/usr/{below}/", root.display()));

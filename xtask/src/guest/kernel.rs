@@ -19,7 +19,6 @@ use walkdir::WalkDir;
 
 use super::image;
 use crate::apt::Suite;
-use crate::child;
 use crate::error::TaskError;
 use crate::files;
 
@@ -111,7 +110,7 @@ impl Kernel {
         command.args(["--set-version", &self.version, "--show-depends", "--all"]);
         command.args(names.split(' '));
         // modprobe fails for modules that this kernel lacks; callers check for what they require.
-        Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
+        Ok(in_order(&children::hear(&mut command, UNPACK)?.said))
     }
 }
 
@@ -172,7 +171,7 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     carry_modules(&from, &to)?;
     let mut depmod = Command::new("/sbin/depmod");
     depmod.arg("-b").arg(built.folder.join("tree")).arg(&built.version);
-    child::read(&mut depmod, UNPACK)?;
+    children::read(&mut depmod, UNPACK)?;
     let vmlinuz = [root.join("boot"), from];
     let vmlinuz = vmlinuz.iter().flat_map(|folder| files::matching(folder, "vmlinuz*")).next();
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
@@ -181,7 +180,7 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
         image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
     let packed = built.image().with_extension(packing.ending);
     fs::write(&packed, &bytes[range])?;
-    child::read(Command::new(packing.program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
+    children::read(Command::new(packing.program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
     // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
     fs::write(built.folder.join("version"), &built.version)?;
@@ -219,7 +218,7 @@ fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
     ] {
         let mut find = Command::new("find");
         find.arg(to).args(["-name", name, "-exec"]).args(change).args(["{}", "+"]);
-        child::read(&mut find, UNPACK)?;
+        children::read(&mut find, UNPACK)?;
     }
     Ok(())
 }

@@ -31,10 +31,10 @@ use clap::value_parser;
 use fs_err as fs;
 
 use crate::apt;
-use crate::child::Stream;
 use crate::error::TaskError;
 use crate::files;
 use crate::workspace::Workspace;
+use children::Stream;
 use kernel::{Kernel, Source};
 
 pub(crate) use plan::{Node, Plan, Wiring};
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn settings_of_carrack_are_handed_on_and_what_is_this_machines_own_is_not() {
-        let all = ["CARRACK_GPU", "SECRET", "PATH", "TEST_SOAK", "XTASK_STEP"];
+        let all = ["CARRACK_GPU", "SECRET", "PATH", "TEST_SOAK", children::MARK];
         let names = handed_on(all.iter().map(|name| (OsString::from(name), OsString::new())));
         assert_eq!(
             names.map(|(name, _)| name).collect::<Vec<_>>(),

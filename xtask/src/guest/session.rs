@@ -13,8 +13,8 @@ use super::kernel::{Emptied, Kernel};
 use super::plan::{Node, Plan, Wiring};
 use super::qemu::{self, Parts};
 use super::tail::Tail;
-use crate::child::{Running, Stream};
 use crate::error::TaskError;
+use children::{Running, Stream};
 
 /// Status of a run that reached its limit.
 pub(crate) const TIMED_OUT: u8 = 124;
@@ -213,7 +213,7 @@ impl Session {
             && (now > self.began + BOOT
                 || self.guests.iter().any(|guest| guest.ended && guest.end.status.is_none()));
         if self.timed_out || failed {
-            self.guests.iter().for_each(|guest| guest.qemu.signal(Signal::KILL));
+            self.guests.iter_mut().for_each(|guest| guest.qemu.signal(Signal::KILL));
         } else if !self.going && self.guests.iter().all(|guest| guest.ready) {
             self.going = true;
             self.guests.iter().try_for_each(|guest| guest.answer("go"))?;

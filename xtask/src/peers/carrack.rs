@@ -8,9 +8,9 @@ use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit};
 use super::ucx;
-use crate::child::{self, Heard, Running};
 use crate::error::TaskError;
 use crate::workspace::clean;
+use children::{Heard, Running};
 
 /// The status of a command that was asked for what it has not: an option, or a size.
 const REFUSED: i32 = 2;
@@ -35,7 +35,7 @@ impl Carrack {
         command.args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()]);
         command.args(row.shared.then_some("--share-device")).args(["--bind", "core"]);
         command.args(row.gpu.then_some(["--mem", memory]).into_iter().flatten());
-        let heard = child::hear(&mut command, limit(seconds))?;
+        let heard = children::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
     }
 
@@ -57,7 +57,7 @@ impl Carrack {
             command
         });
         let other = Running::start(other.stdout(Stdio::null()))?;
-        let heard = child::hear(&mut first, limit(seconds))?;
+        let heard = children::hear(&mut first, limit(seconds))?;
         drop(other);
         Ok((first, heard))
     }

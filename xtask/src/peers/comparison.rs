@@ -139,11 +139,12 @@ mod tests {
         }
 
         fn measure(&self, _: &Row, _: &Setting) -> Result<Figure, TaskError> {
-            let hung = || TaskError::TimedOut {
+            let hung = || children::ChildError::TimedOut {
                 command: self.name.into(),
                 limit: std::time::Duration::ZERO,
+                said: String::new(),
             };
-            self.value.map(Figure::plain).ok_or_else(hung)
+            Ok(self.value.map(Figure::plain).ok_or_else(hung)?)
         }
     }
 

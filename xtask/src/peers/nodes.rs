@@ -2,10 +2,9 @@
 
 use std::ffi::OsStr;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cores::Cores;
-use crate::child;
 use crate::error::TaskError;
 use crate::workspace::BUILD;
 
@@ -33,10 +32,9 @@ impl Nodes {
         // A rank publishes the addresses of cards that are up.
         for name in &nodes.0 {
             let words = format!("-n {name} link show dev eth0");
-            child::until_true(Duration::from_secs(5), || {
-                let said = child::read(Command::new("ip").args(words.split(' ')), BUILD)?;
-                Ok(said.contains("LOWER_UP"))
-            })?;
+            let began = Instant::now();
+            let link = || children::read(Command::new("ip").args(words.split(' ')), BUILD);
+            while !link()?.contains("LOWER_UP") && began.elapsed() < Duration::from_secs(5) {}
         }
         Ok(nodes)
     }
@@ -66,5 +64,5 @@ impl Drop for Nodes {
 }
 
 fn ip(words: &str) -> Result<(), TaskError> {
-    child::run(Command::new("ip").args(words.split(' ')), BUILD, |_| {})
+    Ok(children::run(Command::new("ip").args(words.split(' ')), BUILD, |_| {})?)
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use children::ChildError;
 use serde::Deserialize;
 
 use super::row::{Row, Test, name};
@@ -61,9 +62,9 @@ impl Out {
     }
 }
 
-impl From<TaskError> for Out {
-    fn from(error: TaskError) -> Self {
-        Self::Failed(error.to_string())
+impl<E: Into<TaskError>> From<E> for Out {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into().to_string())
     }
 }
 
@@ -148,7 +149,7 @@ pub(super) fn tune(
             Err(error) => failed = Some(error),
         }
         // The next one would most likely hang as long.
-        if matches!(failed, Some(TaskError::TimedOut { .. })) {
+        if matches!(failed, Some(TaskError::Child(ChildError::TimedOut { .. }))) {
             break;
         }
     }

@@ -11,9 +11,9 @@ use super::kit::Setup;
 use super::nodes::ADDRESSES;
 use super::row::{Op, Row, Test};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
-use crate::child::{self, Running};
 use crate::error::TaskError;
 use crate::workspace::without;
+use children::Running;
 
 /// Transports that UCX is tried with: each kind of shared memory, and all with kernel copies.
 const VARIANTS: &[Variant] = &[
@@ -48,7 +48,7 @@ impl Ucx {
     pub(super) fn new(setup: Setup) -> Result<Self, TaskError> {
         let mut ucx = Self { setup, version: String::new() };
         let mut info = ucx.with_libraries(Command::new(ucx.home().join("bin/ucx_info")), false);
-        let said = child::read(info.arg("-v"), Duration::from_secs(60))?;
+        let said = children::read(info.arg("-v"), Duration::from_secs(60))?;
         ucx.version = side::version(&said);
         Ok(ucx)
     }
@@ -185,9 +185,9 @@ pub(super) fn between(
     let line = format!(":{port:04X} 00000000:0000 0A ");
     let table = format!("/proc/{}/net/tcp", server.id());
     let mut listens = false;
-    child::until_true(LISTENS, || {
+    server.wait(LISTENS, || {
         listens = fs::read_to_string(&table).is_ok_and(|table| table.contains(&line));
-        Ok(listens || server.ended()?.is_some())
+        !listens && children::pause()
     })?;
     if !listens {
         return Err(TaskError::Output {
@@ -196,10 +196,10 @@ pub(super) fn between(
             found: format!("nothing on port {port}; what it says on standard error stands above"),
         });
     }
-    let heard = child::hear(&mut client, limit(seconds))?;
+    let heard = children::hear(&mut client, limit(seconds))?;
     // It ends by itself, or when it is dropped.
-    child::until_true(Duration::from_secs(5), || Ok(server.ended()?.is_some()))?;
-    heard.unless_failed(&client)
+    server.wait(Duration::from_secs(5), children::pause)?;
+    Ok(heard.unless_failed(&client)?)
 }
 
 /// Reads the figure of a test from the CSV: a line of names, and the last line of numbers.

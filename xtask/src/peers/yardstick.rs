@@ -11,7 +11,6 @@ use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit, tune};
 use super::ucx;
-use crate::child;
 use crate::error::TaskError;
 
 /// `mpi_bench memcpy`, which is no MPI at all, `copy_bench` and `tcp_bench`.
@@ -90,6 +89,6 @@ impl Side for Yardstick {
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
         // The getter's engine reads over the link, which takes longer than writing.
         command.args((row.gpu && row.op == Op::Get).then_some("pull"));
-        side::read_line(title, &child::read(&mut command, limit(self.0.seconds))?, row)
+        side::read_line(title, &children::read(&mut command, limit(self.0.seconds))?, row)
     }
 }

@@ -3,12 +3,11 @@
 use std::process::Command;
 
 use super::step::{Context, Outcome, Stopped};
-use crate::child;
 
 pub(super) fn step(context: &mut Context) -> Outcome {
     // The user's own, or the one that an earlier run built.
     let programs = ["cargo-deny".into(), context.workspace.tools().join("bin/cargo-deny")];
-    let answers = |program: &_| child::answers(Command::new(program).arg("--version"));
+    let answers = |program: &_| children::answers(Command::new(program).arg("--version"));
     let mut install = context.workspace.install("cargo-deny");
     if !context.have(|| programs.iter().any(answers), &mut install) {
         return Stopped::skipped(

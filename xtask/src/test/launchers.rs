@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::step::{Context, Outcome, Stopped};
 use super::steps;
+use crate::apt;
 use crate::error::TaskError;
 use crate::peers::install::{self, MPICH, OPEN_MPI};
 use crate::workspace::clean;
-use crate::{apt, child};
 
 /// Time limit of a job of four ranks.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -59,8 +59,8 @@ fn four(
     let mut job = Command::new(home.join("bin/mpiexec"));
     clean(&mut job);
     job.args(["-n", "4"]).args(options).arg(program).env("LD_LIBRARY_PATH", home.join("lib"));
-    println!("$ {}", child::spoken(&job));
-    let said = child::read(&mut job, LIMIT)?;
+    println!("$ {}", children::spoken(&job));
+    let said = children::read(&mut job, LIMIT)?;
     print!("{said}");
     if is_right(&said) {
         return Ok(());

@@ -5,7 +5,7 @@ use std::process::Command;
 use super::miri::{need_nightly, nightly};
 use super::step::{Context, Outcome, Stopped};
 use super::steps;
-use crate::{apt, child, files};
+use crate::{apt, files};
 
 /// Tests of one machine, one after the other.
 const HOST: &str = "test --release --test host -- --include-ignored --test-threads 1";
@@ -60,7 +60,7 @@ pub(super) fn sanitizer(context: &mut Context) -> Outcome {
 
 /// Every target of `fuzz/`, some minutes each.
 pub(super) fn fuzz(context: &mut Context) -> Outcome {
-    if !child::answers(Command::new("cargo").args(["fuzz", "--version"])) {
+    if !children::answers(Command::new("cargo").args(["fuzz", "--version"])) {
         return Stopped::skipped("there is no cargo-fuzz (cargo install cargo-fuzz)");
     }
     let targets = files::matching(&context.workspace.root, "fuzz/fuzz_targets/*.rs");

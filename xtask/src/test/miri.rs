@@ -3,7 +3,6 @@
 use std::process::Command;
 
 use super::step::{Context, Outcome, Stopped};
-use crate::child;
 use crate::workspace::clean;
 
 pub(super) fn step(context: &mut Context) -> Outcome {
@@ -22,7 +21,7 @@ fn install(context: &Context) -> Outcome {
     need_nightly(context)?;
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", "miri", "rust-src", "--toolchain", "nightly"]);
-    let there = || child::answers(nightly(context).args(["miri", "--version"]));
+    let there = || children::answers(nightly(context).args(["miri", "--version"]));
     if !context.have(there, &mut rustup) {
         return Stopped::skipped("the nightly toolchain has no Miri, and rustup could not add it");
     }
@@ -36,7 +35,7 @@ fn install(context: &Context) -> Outcome {
 
 /// Skips a step where there is no nightly toolchain.
 pub(super) fn need_nightly(context: &Context) -> Outcome {
-    if child::answers(nightly(context).arg("--version")) {
+    if children::answers(nightly(context).arg("--version")) {
         return Ok(());
     }
     Stopped::skipped("there is no nightly toolchain (rustup toolchain install nightly)")

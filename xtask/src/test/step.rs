@@ -3,8 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
+use children::ChildError;
+
 use super::tally::Tally;
-use crate::child;
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 
@@ -68,9 +69,9 @@ pub(super) struct Context {
 
 impl Context {
     /// Runs a command, its output streaming through.
-    pub(super) fn run(&self, command: &mut Command) -> Result<(), TaskError> {
-        println!("$ {}", child::spoken(command));
-        child::run(command, self.limit, child::echo)
+    pub(super) fn run(&self, command: &mut Command) -> Result<(), ChildError> {
+        println!("$ {}", children::spoken(command));
+        children::run(command, self.limit, children::echo)
     }
 
     /// Returns `true` if something is there, at once or after `get` has run.
@@ -81,10 +82,10 @@ impl Context {
     /// Runs `cargo test` in some form, and counts its tests. A run that executes none fails: a
     /// filter that matches nothing tests nothing.
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
-        println!("$ {}", child::spoken(command));
+        println!("$ {}", children::spoken(command));
         let mut tally = Tally::default();
-        let result = child::run(command, self.limit, |line| {
-            child::echo(line);
+        let result = children::run(command, self.limit, |line| {
+            children::echo(line);
             tally.read(line);
         });
         if result.is_err() {
@@ -117,11 +118,11 @@ impl Stopped {
 }
 
 /// Packages that cannot be installed are a reason to skip; any other error is a failure.
-impl From<TaskError> for Stopped {
-    fn from(error: TaskError) -> Self {
-        match error {
-            TaskError::Packages { .. } => Self::Skipped(error.to_string()),
-            _ => Self::Failed(error.to_string()),
+impl<E: Into<TaskError>> From<E> for Stopped {
+    fn from(error: E) -> Self {
+        match error.into() {
+            error @ TaskError::Packages { .. } => Self::Skipped(error.to_string()),
+            error => Self::Failed(error.to_string()),
         }
     }
 }

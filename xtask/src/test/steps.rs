@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::step::{Context, Outcome, Step, Stopped, Tier};
 use super::{deny, launchers, layout, long, miri, msrv, room, verbs_guest};
-use crate::{apt, child};
+use crate::apt;
 
 /// Returns a step with a time limit in minutes.
 const fn step(
@@ -148,7 +148,7 @@ fn loom(context: &mut Context) -> Outcome {
 /// Sees to it that `cargo SUBCOMMAND` is there, adding rustup's component if necessary.
 fn need(context: &Context, subcommand: &str, component: &str) -> Outcome {
     let version = format!("{subcommand} --version");
-    let there = || child::answers(&mut context.workspace.cargo(&version));
+    let there = || children::answers(&mut context.workspace.cargo(&version));
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", component]);
     if context.have(there, &mut rustup) {

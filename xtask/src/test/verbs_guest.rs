@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::step::{Context, Outcome, Stopped};
 use super::tally::Tally;
-use crate::child::{self, Stream};
 use crate::error::TaskError;
 use crate::guest::{Host, Node, Plan, Wiring};
 use crate::workspace::BUILD;
 use What::{C, Shell, Tests};
 use Wiring::{OneGuest, TwoGuests};
+use children::{ChildError, Stream};
 
 /// Something that is run in a guest, or in two.
 struct Check {
@@ -173,9 +173,9 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError
 
 /// The carrack command and the examples, which some tests start: nothing is built in a guest.
 /// The selection is of the workspace, so that its crates have the features that its tests have.
-fn build_programs(context: &Context) -> Result<(), TaskError> {
+fn build_programs(context: &Context) -> Result<(), ChildError> {
     let mut command = context.workspace.cargo("build --workspace --bins --examples");
-    child::run(&mut command, BUILD, |_| {})
+    children::run(&mut command, BUILD, |_| {})
 }
 
 /// Runs a check and counts its tests. Those of two guests are the same: the first one's count.

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::child;
 use crate::error::TaskError;
 use crate::peers::cores::Cores;
 use crate::peers::row::{Op, Row, Test};
@@ -56,7 +55,7 @@ fn setting(row: &Row) -> Setting {
 
 /// Returns the version that a program prints.
 fn version(program: &str, argument: &str) -> String {
-    let said = child::hear(Command::new(program).arg(argument), LIMIT);
+    let said = children::hear(Command::new(program).arg(argument), LIMIT);
     side::version(&said.map_or_else(|_| String::new(), |said| said.said + &said.complained))
 }
 
@@ -97,7 +96,7 @@ impl Side for Ours {
 
     fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
         let mut command = carrack::perf(Command::new(&self.carrack), row, self.seconds);
-        carrack::read(&child::read(command.args(["--transport", "verbs"]), LIMIT)?, row)
+        carrack::read(&children::read(command.args(["--transport", "verbs"]), LIMIT)?, row)
     }
 }
 
