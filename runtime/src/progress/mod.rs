@@ -188,25 +188,39 @@ impl Receive {
         met: &mut Met,
         at_once: bool,
     ) -> Found {
-        if at_once && self.ends((from, tag, bytes), met) {
+        if at_once && self.ends::<false>((from, tag, bytes), met) {
             return Found::Kept;
         }
         self.meets_small((from, tag, bytes), met)
     }
 
     /// Takes a message of a few bytes, and tells the completion object, if that is all there is to
-    /// do: the CPU can copy them, and the object is a queue with room. Otherwise returns `false`,
-    /// and the receive waits on; the bytes may be in its buffer.
+    /// do: the CPU can copy them, and the object is a queue with room. Otherwise returns `false`.
+    /// `WAITS`: the receive then waits on, and another thread may cancel it, so its buffer stays
+    /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
     #[inline(always)]
-    fn ends(&mut self, (from, tag, bytes): (Rank, Tag, &SmallBytes), met: &mut Met) -> bool {
+    fn ends<const WAITS: bool>(
+        &mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+    ) -> bool {
         let size = bytes.as_slice().len();
         let Some(queue) = self.op.comp.as_ref().and_then(|comp| comp.as_queue()) else {
             return false;
         };
-        if !is_copied(&mut self.buffer, bytes) {
+        let fits = |to: MemMut<'_>| to.place().is_host() && size <= to.len();
+        let is_ready = if WAITS {
+            self.buffer.view_mut().is_some_and(fits)
+        } else {
+            is_copied(&mut self.buffer, bytes)
+        };
+        if !is_ready {
             return false;
         }
         let ends = queue.push_made(|| {
+            if WAITS {
+                is_copied(&mut self.buffer, bytes);
+            }
             let (buffer, user_context) = (std::mem::take(&mut self.buffer), self.op.user_context);
             Status { rank: from, tag, size, user_context, buffer, error: None }
         });
@@ -234,7 +248,6 @@ impl Receive {
     }
 
     /// Keeps it with its message, whose bytes are still to be moved.
-    #[cold]
     #[inline(never)]
     fn meets(&mut self, from: Rank, tag: Tag, payload: Payload, met: &mut Met) -> Found {
         let message = Unexpected { from, tag, content: Content::Here(payload) };
@@ -282,7 +295,7 @@ impl InOrder<'_> {
         let Some(engine) = inner.engines.get(engine) else { return false };
         let from = device.rank_of(message.from);
         engine.arrive_alone(policy, from, tag, |receive| {
-            receive.ends((from, tag, &message.bytes), self.met)
+            receive.ends::<true>((from, tag, &message.bytes), self.met)
         })
     }
 }
@@ -575,5 +588,28 @@ impl Pass<'_> {
             self.device.holds.add(from);
         }
         Content::Here(payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comp::{AsCompletion, CompQueue};
+
+    /// Another thread may still cancel the receive, whose buffer is then as it was.
+    #[test]
+    fn a_receive_whose_queue_is_full_is_left_as_it_was() {
+        let queue = CompQueue::new(1);
+        let status = || OpContext::of_runtime(Rank(0), Tag(0), 8, None).status(Buffer::Empty, None);
+        while queue.as_completion().signal(status()).is_ok() {}
+        let op = OpContext::of_runtime(Rank(0), Tag(0), 0, Some(queue.as_completion().clone()));
+        let mut receive = Receive { buffer: vec![7; 8].into(), op };
+        let message = (Rank(0), Tag(0), &SmallBytes::first(6, [1; _]));
+        let mut met = Met::default();
+        assert!(!receive.ends::<true>(message, &mut met));
+        assert!(matches!(&receive.buffer, Buffer::Vec(bytes) if *bytes == [7; 8]));
+        drop(queue.pop());
+        assert!(receive.ends::<true>(message, &mut met));
+        assert!(matches!(&receive.buffer, Buffer::Empty));
     }
 }
