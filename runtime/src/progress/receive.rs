@@ -1,0 +1,117 @@
+//! A receive that a message meets.
+
+use super::found::Found;
+use super::{Meeting, Met, found};
+use crate::comp::Status;
+use crate::matching::{Content, Receive, Unexpected};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, MemMut, MemRef, SmallBytes};
+
+impl Receive {
+    /// Takes a message of a few bytes, if the CPU can copy them; else message and receive stay a
+    /// pair. `at_once`: its completion object is told now, if it is a queue with room.
+    #[inline(always)]
+    pub(super) fn take_small(
+        &mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+        at_once: bool,
+    ) -> Found {
+        if at_once && self.ends::<false>((from, tag, bytes), met) {
+            return Found::Kept;
+        }
+        self.meets_small((from, tag, bytes), met)
+    }
+
+    /// Takes a message of a few bytes, and tells the completion object, if that is all there is to
+    /// do: the CPU can copy them, and the object is a queue with room. Otherwise returns `false`.
+    /// `WAITS`: the receive then waits on, and another thread may cancel it, so its buffer stays
+    /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
+    #[inline(always)]
+    pub(super) fn ends<const WAITS: bool>(
+        &mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+    ) -> bool {
+        let size = bytes.as_slice().len();
+        let Some(queue) = self.op.comp.as_ref().and_then(|comp| comp.as_queue()) else {
+            return false;
+        };
+        let fits = |to: MemMut<'_>| to.place().is_host() && size <= to.len();
+        let is_ready = if WAITS {
+            self.buffer.view_mut().is_some_and(fits)
+        } else {
+            is_copied(&mut self.buffer, bytes)
+        };
+        if !is_ready {
+            return false;
+        }
+        let ends = queue.push_made(|| {
+            if WAITS {
+                is_copied(&mut self.buffer, bytes);
+            }
+            let (buffer, user_context) = (std::mem::take(&mut self.buffer), self.op.user_context);
+            Status { rank: from, tag, size, user_context, buffer, error: None }
+        });
+        if ends && let Some(told) = self.op.comp.take() {
+            met.told.push(told);
+        }
+        ends
+    }
+
+    /// Keeps it with its message.
+    #[cold]
+    #[inline(never)]
+    fn meets_small(
+        &mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+    ) -> Found {
+        if !is_copied(&mut self.buffer, bytes) {
+            return self.meets(from, tag, Payload::Small(*bytes), met);
+        }
+        let Self { buffer, op: OpContext { comp, user_context, .. } } = self.take();
+        let size = bytes.as_slice().len();
+        let status = Status { rank: from, tag, size, user_context, buffer, error: None };
+        found(met, Meeting::Over(comp, status))
+    }
+
+    /// Keeps it with its message, whose bytes are still to be moved.
+    #[inline(never)]
+    pub(super) fn meets(&mut self, from: Rank, tag: Tag, payload: Payload, met: &mut Met) -> Found {
+        let message = Unexpected { from, tag, content: Content::Here(payload) };
+        found(met, Meeting::Pair(message, self.take()))
+    }
+}
+
+/// Copies a message of a few bytes, unless it is too long, or an engine is needed.
+#[inline(always)]
+fn is_copied(to: &mut Buffer, bytes: &SmallBytes) -> bool {
+    to.view_mut().is_some_and(|to| copy_now(to, MemRef::host(bytes.as_slice())).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comp::{AsCompletion, CompQueue};
+
+    /// Another thread may still cancel the receive, whose buffer is then as it was.
+    #[test]
+    fn a_receive_whose_queue_is_full_is_left_as_it_was() {
+        let queue = CompQueue::new(1);
+        let status = || OpContext::of_runtime(Rank(0), Tag(0), 8, None).status(Buffer::Empty, None);
+        while queue.as_completion().signal(status()).is_ok() {}
+        let op = OpContext::of_runtime(Rank(0), Tag(0), 0, Some(queue.as_completion().clone()));
+        let mut receive = Receive { buffer: vec![7; 8].into(), op };
+        let message = (Rank(0), Tag(0), &SmallBytes::first(6, [1; _]));
+        let mut met = Met::default();
+        assert!(!receive.ends::<true>(message, &mut met));
+        assert!(matches!(&receive.buffer, Buffer::Vec(bytes) if *bytes == [7; 8]));
+        drop(queue.pop());
+        assert!(receive.ends::<true>(message, &mut met));
+        assert!(matches!(&receive.buffer, Buffer::Empty));
+    }
+}
