@@ -79,6 +79,15 @@ impl Kit {
         Ok(Self { carrack, peers })
     }
 
+    /// Installs Open MPI, if it is not there, and compiles the benchmark with it.
+    pub(super) fn add_open_mpi(&self, workspace: &Workspace) -> Result<(), TaskError> {
+        let home = install::mpi(install::OPEN_MPI, &self.peers)?;
+        let bench = workspace.root.join("xtask/peers/mpi_bench.c");
+        let flags = ["-pthread", "-Wl,-rpath,$ORIGIN/lib"];
+        files::compile(home.join("bin/mpicc"), &bench, &home, &flags)?;
+        Ok(())
+    }
+
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder)?;

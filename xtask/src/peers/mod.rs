@@ -16,7 +16,7 @@
 //! | `side` | what every side can do; finds a peer's best settings; reads lines of JSON |
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
-//! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
+//! | `mpi` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
 //! | `yardstick` | one copy, raw sockets (`xtask/peers/*.c`), or processes in place of threads |
 //! | `nodes` | two network namespaces, for TCP |
 //! | `verbs` | `--guest`: Carrack over verbs, perftest and UCX in a small virtual machine |
@@ -31,7 +31,7 @@ mod cores;
 pub(crate) mod install;
 mod kit;
 mod machine;
-mod mpich;
+mod mpi;
 mod nodes;
 mod pack;
 mod report;
@@ -52,7 +52,7 @@ use comparison::Measured;
 use cores::Cores;
 use kit::{Kit, Setup};
 use machine::Machine;
-use mpich::Mpich;
+use mpi::{Library, Mpi};
 use nodes::Nodes;
 use report::{Heading, Report};
 use row::{GPU_ROWS, ROWS, Row, TCP_ROWS};
@@ -141,7 +141,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         None => {
             let workspace = Workspace::load()?;
             let peers = options.peers.clone().unwrap_or_else(|| workspace.target.join("peers"));
-            Kit::build(&workspace, &peers, options.peer_only)?
+            let kit = Kit::build(&workspace, &peers, options.peer_only)?;
+            if options.chosen().iter().any(|row| row.tcp) {
+                kit.add_open_mpi(&workspace)?;
+            }
+            kit
         }
     };
     let Some(folder) = &options.pack else { return compare(options, kit) };
@@ -160,9 +164,12 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
     let mut sides: Vec<Box<dyn Side>> = vec![
         Box::new(Carrack(setup.clone())),
         Box::new(Ucx::new(setup.clone())?),
-        Box::new(Mpich::new(setup.clone())?),
+        Box::new(Mpi::new(Library::Mpich, setup.clone())?),
         Box::new(Yardstick(setup.clone())),
     ];
+    if setup.nodes.is_some() && options.packed.is_none() {
+        sides.push(Box::new(Mpi::new(Library::OpenMpi, setup.clone())?));
+    }
     sides.retain(|side| !options.peer_only || side.role() != Role::Ours);
     report(options, &rows, &sides, setup.cores)
 }

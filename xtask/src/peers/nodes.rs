@@ -1,8 +1,13 @@
 //! Two nodes of this machine: network namespaces that a pair of virtual network cards joins.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+
+use fs_err as fs;
 
 use super::cores::Cores;
 use crate::error::TaskError;
@@ -11,15 +16,25 @@ use crate::workspace::BUILD;
 /// Address of a node, in its namespace.
 pub(super) const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-/// The nodes' namespaces, which are removed with it.
+/// The nodes' namespaces, and a program that takes the place of ssh; they are removed with it.
 #[derive(Debug)]
-pub(super) struct Nodes([String; 2]);
+pub(super) struct Nodes([String; 2], PathBuf);
 
 impl Nodes {
     /// Makes them. It takes root, and `ip` of iproute2.
     pub(super) fn make() -> Result<Self, TaskError> {
-        let nodes = Self([0, 1].map(|node| format!("carrack-{}-{node}", std::process::id())));
-        let Self([one, other]) = &nodes;
+        let names = [0, 1].map(|node| format!("carrack-{}-{node}", std::process::id()));
+        let agent = std::env::temp_dir().join(format!("{}-agent", names[0]));
+        let nodes = Self(names, agent);
+        let Self([one, other], agent) = &nodes;
+        // A launcher takes nodes of one name for one node.
+        let script = format!(
+            "#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\n\
+             case $1 in *.1) node=0 name={one} ;; *) node=1 name={other} ;; esac; shift\n\
+             exec ip netns exec $name unshare --uts sh -c \"hostname node$node; $*\"\n"
+        );
+        fs::write(agent, script)?;
+        fs::set_permissions(agent, Permissions::from_mode(0o755))?;
         for name in [one, other] {
             ip(&format!("netns add {name}"))?;
         }
@@ -39,6 +54,11 @@ impl Nodes {
         Ok(nodes)
     }
 
+    /// Returns the program that takes the place of ssh: `AGENT ADDRESS COMMAND...`.
+    pub(super) fn agent(&self) -> &Path {
+        &self.1
+    }
+
     /// A command that runs `program` on a node, on these cores.
     pub(super) fn command(
         &self,
@@ -56,6 +76,7 @@ impl Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
+        let _ = fs::remove_file(&self.1);
         for name in &self.0 {
             // What is left is reported by `ip`.
             let _ = ip(&format!("netns delete {name}"));

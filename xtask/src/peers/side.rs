@@ -168,8 +168,9 @@ pub(super) fn limit(seconds: f64) -> Duration {
 
 /// Finds the version in what a program says about itself.
 pub(super) fn version(said: &str) -> String {
-    let rest = said.split_once("ersion").map_or("", |(_, rest)| rest.trim_start_matches(':'));
-    rest.split_whitespace().next().unwrap_or("of unknown version").to_owned()
+    let is_version =
+        |word: &&str| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.');
+    said.split_whitespace().find(is_version).unwrap_or("of unknown version").to_owned()
 }
 
 /// A line of `carrack perf --json`, or of `mpi_bench`, which has the same fields.
@@ -236,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_the_word_after_the_word() {
+    fn a_version_is_the_first_number_with_a_point() {
         assert_eq!(version("HYDRA build details:\n    Version:      5.0.2\n    CC: cc\n"), "5.0.2");
         assert_eq!(version("# Library version: 1.22.0\n# Library path: /x\n"), "1.22.0");
-        assert_eq!(version("# Version 1.13.1\n"), "1.13.1");
+        assert_eq!(version("mpiexec (Open MPI) 5.0.11\n"), "5.0.11");
         assert_eq!(version(""), "of unknown version");
     }
 

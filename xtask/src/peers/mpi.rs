@@ -1,4 +1,4 @@
-//! Runs `mpi_bench`, our own benchmark over MPI, below MPICH's `mpiexec`.
+//! Runs `mpi_bench`, our own benchmark over MPI, below the `mpiexec` of an MPI library.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::cores::Cores;
 use super::kit::Setup;
+use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::error::TaskError;
@@ -30,37 +31,93 @@ const OF_THREADS: &[Variant] = &[
     },
 ];
 
+/// Settings that are tried with MPICH between nodes.
+const OVER_TCP: &[Variant] = &[
+    Variant { name: "ofi", env: &[NODES, ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp")] },
+    Variant { name: "ucx", env: &[NODES, ("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp")] },
+];
+
+/// Settings that are tried with Open MPI between nodes.
+const OPEN_MPI_OVER_TCP: &[Variant] = &[Variant {
+    name: "ob1",
+    env: &[
+        ("OMPI_MCA_pml", "ob1"),
+        ("OMPI_MCA_btl", "tcp,self"),
+        ("OMPI_MCA_btl_tcp_if_include", "eth0"),
+    ],
+}];
+
+/// The nodes are of one machine, on which shared memory would be nearer.
+const NODES: (&str, &str) = BY_UCX;
 const BY_UCX: (&str, &str) = ("MPIR_CVAR_NOLOCAL", "1");
 const INTERFACES: (&str, &str) = ("MPIR_CVAR_CH4_NUM_VCIS", THREADS);
 
 /// A variable's value that stands for the number of threads.
 const THREADS: &str = "THREADS";
 
-/// What starts the ranks, in the peers' folder.
-const MPIEXEC: &str = "mpich/bin/mpiexec";
+/// A library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Library {
+    Mpich,
+    OpenMpi,
+}
 
-/// MPICH, installed, and the benchmark compiled with it.
+impl Library {
+    /// Returns its launcher and the benchmark compiled with it, in the peers' folder.
+    fn programs(self) -> [&'static str; 2] {
+        match self {
+            Self::Mpich => ["mpich/bin/mpiexec", "mpi_bench"],
+            Self::OpenMpi => ["openmpi/bin/mpiexec", "openmpi/mpi_bench"],
+        }
+    }
+}
+
+/// A library, installed, and the benchmark compiled with it.
 #[derive(Debug)]
-pub(super) struct Mpich {
+pub(super) struct Mpi {
+    library: Library,
     setup: Setup,
     version: String,
 }
 
-impl Mpich {
-    pub(super) fn new(setup: Setup) -> Result<Self, TaskError> {
-        let mut info = Command::new(setup.kit.peers.join(MPIEXEC));
+impl Mpi {
+    pub(super) fn new(library: Library, setup: Setup) -> Result<Self, TaskError> {
+        let mut info = Command::new(setup.kit.peers.join(library.programs()[0]));
         let said = children::read(info.arg("--version"), Duration::from_secs(60))?;
-        Ok(Self { setup, version: side::version(&said) })
+        Ok(Self { library, setup, version: side::version(&said) })
+    }
+
+    /// Returns what starts the ranks: here, or one on each node.
+    fn launcher(&self, row: &Row, cores: &[usize]) -> Command {
+        let program = self.setup.kit.peers.join(self.library.programs()[0]);
+        let Some(nodes) = self.setup.nodes.as_ref().filter(|_| row.tcp) else {
+            let mut command = Command::new(program);
+            command.args(["-launcher", "fork"]);
+            return command;
+        };
+        let mut command = nodes.command(0, cores, program);
+        match self.library {
+            Library::Mpich => {
+                command.args(["-launcher", "ssh", "-launcher-exec"]).arg(nodes.agent());
+                command.args(["-iface", "eth0", "-ppn", "1", "-hosts", &ADDRESSES.join(",")]);
+            }
+            Library::OpenMpi => {
+                command.args(["--allow-run-as-root", "--bind-to", "none", "--prtemca"]);
+                command.arg("plm_ssh_agent").arg(nodes.agent()).arg("--host");
+                command.arg(ADDRESSES.map(|address| format!("{address}:1")).join(","));
+            }
+        }
+        command
     }
 }
 
-impl Side for Mpich {
+impl Side for Mpi {
     fn name(&self) -> &'static str {
-        "MPICH"
+        if self.library == Library::Mpich { "MPICH" } else { "Open MPI" }
     }
 
     fn version(&self) -> String {
-        format!("MPICH {}", self.version)
+        format!("{} {}", self.name(), self.version)
     }
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
@@ -68,10 +125,16 @@ impl Side for Mpich {
         if row.gpu {
             return Out::cannot("this build of it knows no GPUs");
         }
-        if row.tcp {
-            return Out::cannot("it is not measured between nodes yet");
+        if row.asleep {
+            return Out::cannot("its ranks do not sleep");
         }
-        let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
+        let variants = match self.library {
+            Library::OpenMpi if row.tcp => OPEN_MPI_OVER_TCP,
+            Library::OpenMpi => return Out::cannot("it is measured between nodes"),
+            Library::Mpich if row.tcp => OVER_TCP,
+            Library::Mpich if row.threads > 1 => OF_THREADS,
+            Library::Mpich => VARIANTS,
+        };
         match row.op {
             // Several threads are compared with what MPI has for messages.
             Op::Am if row.threads == 1 => Out::cannot("MPI has no active messages"),
@@ -86,15 +149,17 @@ impl Side for Mpich {
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
-        without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
-        // Each rank by itself, so that each has its own core; started here, not through ssh.
+        // Each rank by itself, so that each has its own core.
         let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
         let threads = row.threads.to_string();
         let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
-        command.args(["-launcher", "fork"]);
         let cores = self.setup.cores.first(row.cores()).unwrap_or_default();
-        let bench = self.setup.kit.peers.join("mpi_bench");
+        let mut command = self.launcher(row, cores);
+        without(
+            &mut command,
+            &["MPI", "OMPI_", "PRTE_", "HYDRA_", "PMI", "UCX_", "FI_", "LD_LIBRARY_PATH"],
+        );
+        let bench = self.setup.kit.peers.join(self.library.programs()[1]);
         for (number, cpus) in cores.chunks(row.threads).enumerate() {
             command.args((number > 0).then_some(":")).args(rank(cpus, &bench)).args(arguments);
         }
