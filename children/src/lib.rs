@@ -2,7 +2,12 @@
 //!
 //! [`run`], [`hear`] and [`read`] run a command and hand its output over; [`Running`] is a command
 //! next to which the caller does something else. A process that outlives its command is found by
-//! a variable that all processes of the command inherit.
+//! a variable that all processes of the command inherit. A caller that runs one command at a time
+//! also finds those that have cleared their variables: [`adopt_orphans`], [`sweep`].
+
+mod orphans;
+
+pub use orphans::{adopt_orphans, sweep};
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,12 +15,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use fs_err as fs;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-/// Time for which output is read after a command's end: a process left behind keeps the pipe open.
+/// Time for which output is read after a command's end: a process that is not found keeps the pipe
+/// open.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Time in which the processes that a command has started end by themselves after it.
@@ -181,26 +187,26 @@ fn follow(
         }
         true
     })?;
-    let Some(status) = ended else {
-        let (command, said) = (running.words.clone(), String::new());
-        return Err(ChildError::TimedOut { command, limit, said });
-    };
-    let until = Instant::now() + LAST_LINES;
-    while let Ok((stream, line)) =
-        lines.recv_timeout(until.saturating_duration_since(Instant::now()))
-    {
-        on_line(stream, &line);
-    }
     let began = Instant::now();
-    while running.marked().next().is_some() && began.elapsed() < STRAGGLERS {
+    while ended.is_some() && running.marked().next().is_some() && began.elapsed() < STRAGGLERS {
         pause();
     }
     let left = running.end();
-    if left.is_empty() || !status.success() {
-        return Ok(status);
+    let until = Instant::now() + LAST_LINES;
+    while Instant::now() < until
+        && let Ok((stream, line)) = lines.recv_timeout(until - Instant::now())
+    {
+        on_line(stream, &line);
     }
-    let status = format!("it left running, and they were ended: {}", left.join(", "));
-    Err(ChildError::Failed { command: spoken(command), status, said: String::new() })
+    let (command, said) = (spoken(command), String::new());
+    match ended {
+        None => Err(ChildError::TimedOut { command, limit, said }),
+        Some(status) if status.success() && !left.is_empty() => {
+            let status = format!("it left running, and they were ended: {}", left.join(", "));
+            Err(ChildError::Failed { command, status, said })
+        }
+        Some(status) => Ok(status),
+    }
 }
 
 /// Running command, with all processes that it starts. Dropping it ends all of them.
@@ -224,7 +230,9 @@ impl Running {
     pub fn start(command: &mut Command) -> Result<Self, ChildError> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let mark = format!("{}-{number}", std::process::id());
+        // The number of a process alone is another's in another namespace, or later.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mark = format!("{}-{}-{number}", std::process::id(), now.as_nanos());
         let around = std::env::var(MARK).unwrap_or_default();
         let words = spoken(command);
         let child = command
@@ -280,10 +288,8 @@ impl Running {
     /// Asks all its processes by SIGTERM to end, so that a launcher among them can end its job.
     /// Waits for the command's end, this long at most.
     pub fn ask(&mut self, grace: Duration) {
-        for pid in self.marked() {
-            // It may have ended by itself.
-            let _ = kill_process(pid, Signal::TERM);
-        }
+        self.signal(Signal::TERM);
+        self.marked().for_each(|pid| self.reach(pid, Signal::TERM));
         // One whose end is not known is ended like one that does not end.
         let _ = self.wait(grace, pause);
     }
@@ -293,26 +299,41 @@ impl Running {
         let began = Instant::now();
         let mut ended = Vec::new();
         // A process may start another between the look and the kill.
-        loop {
-            let found: Vec<_> = self.marked().map(end).collect();
-            if found.is_empty() || began.elapsed() > Duration::from_secs(1) {
+        while began.elapsed() < Duration::from_secs(1) {
+            let found: Vec<_> = self.marked().collect();
+            if found.is_empty() {
                 break;
             }
-            let is_new = |name: &String| !ended.contains(name);
-            let new: Vec<_> = found.into_iter().filter(is_new).collect();
-            ended.extend(new);
+            for pid in found {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                let name = format!("{} (pid {pid})", name.trim());
+                if !ended.contains(&name) {
+                    ended.push(name);
+                }
+                self.reach(pid, Signal::KILL);
+            }
             pause();
         }
-        // It is dead or dying by now, and this only takes its status.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // One that has changed its user goes on.
+        if self.child.kill().is_ok() {
+            let _ = self.child.wait();
+        }
         ended
+    }
+
+    /// Sends a signal to a process that carries the mark. It fails for one that has ended.
+    fn reach(&self, pid: Pid, signal: Signal) {
+        // The number may have become another process's since it was found.
+        if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+            && has_variable(pid, MARK, |marks| is_among(marks, &self.mark))
+        {
+            let _ = pidfd_send_signal(process, signal);
+        }
     }
 
     /// Returns the processes that carry the mark.
     fn marked(&self) -> impl Iterator<Item = Pid> {
-        let mark = self.mark.clone().into_bytes();
-        with_variable(MARK, move |marks| marks.split(|byte| *byte == b'/').any(|one| one == mark))
+        with_variable(MARK, |marks| is_among(marks, &self.mark))
     }
 }
 
@@ -324,31 +345,26 @@ impl Drop for Running {
 
 /// Sleeps a moment, and returns `true`: for [`Running::wait`].
 pub fn pause() -> bool {
-    thread::sleep(GLANCE / 4);
+    thread::sleep(GLANCE);
     true
 }
 
 /// Returns the processes that have inherited a variable with such a value. A zombie has no
 /// environment, and another user's cannot be read.
-pub fn with_variable(name: &str, mut has: impl FnMut(&[u8]) -> bool) -> impl Iterator<Item = Pid> {
-    let before = format!("{name}=").into_bytes();
+pub fn with_variable(name: &str, has: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.filter_map(Pid::from_raw).filter(move |pid| {
-        let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()));
-        let environment = environment.unwrap_or_default();
-        let mut variables = environment.split(|byte| *byte == 0);
-        variables.any(|entry| entry.strip_prefix(&*before).is_some_and(&mut has))
-    })
+    numbers.filter_map(Pid::from_raw).filter(move |pid| has_variable(*pid, name, &has))
 }
 
-/// Ends a process, and says which it was.
-fn end(pid: Pid) -> String {
-    let number = pid.as_raw_nonzero();
-    let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
-    // The one error is that it has ended by itself.
-    let _ = kill_process(pid, Signal::KILL);
-    format!("{} (pid {number})", name.trim())
+fn has_variable(pid: Pid, name: &str, has: impl Fn(&[u8]) -> bool) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let value = |entry| <[u8]>::strip_prefix(entry, name.as_bytes())?.strip_prefix(b"=");
+    environment.split(|byte| *byte == 0).filter_map(value).any(has)
+}
+
+fn is_among(marks: &[u8], mark: &str) -> bool {
+    marks.split(|byte| *byte == b'/').any(|one| one == mark.as_bytes())
 }
 
 /// Reads lines on a thread of its own, since a pipe cannot be waited for with a limit.
@@ -478,5 +494,24 @@ mod tests {
         running.child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         running.ask(SOON);
         assert_eq!(running.ended().unwrap().and_then(|status| status.code()), Some(7));
+    }
+
+    #[test]
+    fn a_command_that_has_cleared_its_variables_is_asked_as_well() {
+        let script = "exec env -i sh -c \"trap 'exit 7' TERM; echo; while :; do sleep 0.01; done\"";
+        let mut command = shell(script);
+        let mut running = Running::start(command.stdout(Stdio::piped())).unwrap();
+        running.child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        running.ask(SOON);
+        assert_eq!(running.ended().unwrap().and_then(|status| status.code()), Some(7));
+    }
+
+    #[test]
+    fn a_process_that_is_not_found_and_goes_on_writing_holds_nobody_up() {
+        let began = Instant::now();
+        let writes = "env -i timeout 60 sh -c 'while echo line; do sleep 0.01; done'";
+        let said = read(&mut shell(&format!("echo first; {writes} &")), SOON).unwrap();
+        assert!(said.starts_with("first\n"), "{said}");
+        assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
     }
 }

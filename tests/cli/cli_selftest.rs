@@ -224,7 +224,8 @@ fn a_part_that_fails_fails_the_run_and_is_named_with_its_last_words() {
 #[test]
 fn a_part_that_hangs_ends_at_its_limit_with_all_it_has_started() {
     // One that leaves its group and its session, too.
-    let hangs = "setsid sleep 91827361 & trap '' TERM; sleep 91827361; sleep 91827361";
+    let hangs = "setsid sleep 91827361 & env -i setsid sleep 91827361 & trap '' TERM; \
+        sleep 91827361; sleep 91827361";
     let folder = Folder::bundle("hanging", &[("planted_hang", hangs), ("planted_good", GOOD)]);
     let start = Instant::now();
     let output = folder.selftest("planted", &["--limit", "0.5"]).output().unwrap();

@@ -65,6 +65,18 @@ impl Ending {
     }
 }
 
+/// Kills and waits for all descendants, and says on stderr which would not die.
+pub(super) fn sweep_and_tell() {
+    match children::sweep() {
+        Ok(left) => left.iter().for_each(|pid| {
+            eprintln!(
+                "carrack: process {pid} of another user could not be killed; end it yourself"
+            );
+        }),
+        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

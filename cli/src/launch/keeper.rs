@@ -20,14 +20,13 @@ use rustix::process::{
 };
 
 use super::binding::Bind;
-use super::ending::{Due, Ending, GRACE};
+use super::ending::{Due, Ending, GRACE, sweep_and_tell};
 use super::error::{Doing as _, LaunchError};
 use super::orders::KeeperOptions;
 use super::output::Outputs;
 use super::post::Post;
 use super::rank::{Rank, Template};
 use super::signals::{self, Signals};
-use super::sweep::{adopt_orphans, sweep_and_tell};
 use crate::own_ranks::allowed_cpus;
 
 /// Sources of events, as epoll's 64 bits; a rank's socket has `SOCKETS` and its number.
@@ -85,7 +84,7 @@ impl<'a> Keeper<'a> {
         let _ = rustix::thread::set_name(c"carrack-keeper");
         // SIGTTOU would stop a keeper that writes to the terminal from the background.
         let signals = Signals::take(&[Named::SIGTTOU]).doing("taking signals (signalfd)")?;
-        adopt_orphans()?;
+        children::adopt_orphans().doing("becoming the subreaper (prctl)")?;
         let open_files = raise_open_files()?;
         let job = JobId::random().map_err(io::Error::other).doing("making the job's identity")?;
         let outputs = Outputs::start().doing("starting to write the ranks' output")?;

@@ -15,12 +15,12 @@ use rustix::process::{
 };
 
 use super::binding::Bind;
+use super::ending::sweep_and_tell;
 use super::error::{Doing as _, LaunchError};
 use super::look_up::Places;
 use super::options::Job;
 use super::orders::KeeperOptions;
 use super::signals::{self, Signals};
-use super::sweep::{adopt_orphans, sweep_and_tell};
 use crate::own_ranks::allowed_cpus;
 
 /// Runs a job to its end and gives its exit status: 0, that of the first rank that failed, 128 plus
@@ -41,7 +41,7 @@ pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     let program = Places::of_this_process().look_up(job.program())?;
     warn_of_shared_cpus(job);
     let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;
-    adopt_orphans()?;
+    children::adopt_orphans().doing("becoming the subreaper (prctl)")?;
     let (theirs, lifeline) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe to the keeper")?;
     // Only the foreground may read from a terminal; the group of this process is there.
     let foreground = io::stdin().is_terminal().then(|| getpgrp().as_raw_pid());

@@ -23,7 +23,6 @@
 //! | [`output`] | the threads that write what the ranks' pipes hold to stdout and stderr |
 //! | [`post`] | moves bootstrap frames between sockets and the server |
 //! | [`signals`] | signals as a descriptor, and their names |
-//! | [`sweep`] | kills every descendant |
 //! | [`error`] | what can go wrong before the job runs, with its exit status |
 
 mod binding;
@@ -40,7 +39,6 @@ mod output;
 mod post;
 mod rank;
 mod signals;
-mod sweep;
 
 use std::process::ExitCode;
 

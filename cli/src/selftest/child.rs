@@ -19,7 +19,8 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(super) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Watches for terminating signals from now on.
+    /// Watches for terminating signals from now on, and makes this process the parent of its
+    /// children's orphans.
     pub(super) fn watch() -> Result<Self, SelftestError> {
         let came = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -27,6 +28,8 @@ impl Interrupt {
                 SelftestError::System { doing: "watching for signals", source }
             })?;
         }
+        children::adopt_orphans()
+            .map_err(|source| SelftestError::System { doing: "becoming the subreaper", source })?;
         Ok(Self(came))
     }
 
@@ -91,9 +94,25 @@ fn run(
     command: &mut Command,
     limit: Duration,
     interrupt: &Interrupt,
-    mut on_tick: impl FnMut(),
+    on_tick: impl FnMut(),
 ) -> Result<(), Trouble> {
     let mut running = Running::start(command.process_group(0))?;
+    let end = end_of(&mut running, limit, interrupt, on_tick);
+    drop(running);
+    // This process is now the parent of orphans that have cleared their environment.
+    if let Err(error) = children::sweep() {
+        crate::complain(format_args!("selftest: looking for processes to end failed: {error}"));
+    }
+    end
+}
+
+/// Waits for the end of a command, and asks it to end at the limit or on a signal.
+fn end_of(
+    running: &mut Running,
+    limit: Duration,
+    interrupt: &Interrupt,
+    mut on_tick: impl FnMut(),
+) -> Result<(), Trouble> {
     let ended = running.wait(limit, || {
         on_tick();
         !interrupt.came() && children::pause()

@@ -51,7 +51,8 @@ impl Receive {
         }
         let ends = queue.push_made(|| {
             if WAITS {
-                is_copied(&mut self.buffer, bytes);
+                let is_copied = is_copied(&mut self.buffer, bytes);
+                debug_assert!(is_copied, "it fits into host memory");
             }
             let (buffer, user_context) = (std::mem::take(&mut self.buffer), self.op.user_context);
             Status { rank: from, tag, size, user_context, buffer, error: None }

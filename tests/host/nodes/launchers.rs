@@ -261,7 +261,9 @@ impl Slurm {
 
 impl Drop for Slurm {
     fn drop(&mut self) {
-        self.daemons.iter_mut().rev().for_each(|daemon| daemon.ask(Duration::from_secs(10)));
+        for mut daemon in self.daemons.drain(..).rev() {
+            daemon.ask(Duration::from_secs(10));
+        }
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.folder);
         }

@@ -142,7 +142,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
             let workspace = Workspace::load()?;
             let peers = options.peers.clone().unwrap_or_else(|| workspace.target.join("peers"));
             let kit = Kit::build(&workspace, &peers, options.peer_only)?;
-            if options.chosen().iter().any(|row| row.tcp) {
+            if options.pack.is_none() && options.chosen().iter().any(|row| row.tcp) {
                 kit.add_open_mpi(&workspace)?;
             }
             kit
@@ -159,7 +159,8 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
     let cores = options.cores.clone().map_or_else(Cores::choose, Ok)?;
     let (seconds, gpus) = (options.seconds, kit.gpus());
     let rows = options.chosen();
-    let nodes = if rows.iter().any(|row| row.tcp) { Some(Nodes::make()?.into()) } else { None };
+    let nodes =
+        if rows.iter().any(|row| row.tcp) { Some(Nodes::make(&kit.peers)?.into()) } else { None };
     let setup = Setup { kit, cores, seconds, gpus, nodes };
     let mut sides: Vec<Box<dyn Side>> = vec![
         Box::new(Carrack(setup.clone())),

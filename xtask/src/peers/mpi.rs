@@ -17,8 +17,8 @@ use crate::workspace::without;
 /// often faster.
 const VARIANTS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
-    Variant { name: "all by UCX, posix", env: &[BY_UCX, ("UCX_TLS", "posix,self")] },
-    Variant { name: "all by UCX, posix+cma", env: &[BY_UCX, ("UCX_TLS", "posix,sysv,cma,self")] },
+    Variant { name: "all by UCX, posix", env: &[NO_LOCAL, ("UCX_TLS", "posix,self")] },
+    Variant { name: "all by UCX, posix+cma", env: &[NO_LOCAL, ("UCX_TLS", "posix,sysv,cma,self")] },
 ];
 
 /// Settings that are tried when several threads call it: also with a virtual interface for each.
@@ -27,14 +27,17 @@ const OF_THREADS: &[Variant] = &[
     Variant { name: "an interface a thread", env: &[INTERFACES] },
     Variant {
         name: "all by UCX, an interface a thread",
-        env: &[BY_UCX, ("UCX_TLS", "posix,self"), INTERFACES],
+        env: &[NO_LOCAL, ("UCX_TLS", "posix,self"), INTERFACES],
     },
 ];
 
 /// Settings that are tried with MPICH between nodes.
 const OVER_TCP: &[Variant] = &[
-    Variant { name: "ofi", env: &[NODES, ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp")] },
-    Variant { name: "ucx", env: &[NODES, ("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp")] },
+    Variant {
+        name: "ofi",
+        env: &[NO_LOCAL, ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp")],
+    },
+    Variant { name: "ucx", env: &[NO_LOCAL, ("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp")] },
 ];
 
 /// Settings that are tried with Open MPI between nodes.
@@ -47,9 +50,8 @@ const OPEN_MPI_OVER_TCP: &[Variant] = &[Variant {
     ],
 }];
 
-/// The nodes are of one machine, on which shared memory would be nearer.
-const NODES: (&str, &str) = BY_UCX;
-const BY_UCX: (&str, &str) = ("MPIR_CVAR_NOLOCAL", "1");
+/// Everything goes by the network module, also within a node.
+const NO_LOCAL: (&str, &str) = ("MPIR_CVAR_NOLOCAL", "1");
 const INTERFACES: (&str, &str) = ("MPIR_CVAR_CH4_NUM_VCIS", THREADS);
 
 /// A variable's value that stands for the number of threads.
@@ -157,7 +159,7 @@ impl Side for Mpi {
         let mut command = self.launcher(row, cores);
         without(
             &mut command,
-            &["MPI", "OMPI_", "PRTE_", "HYDRA_", "PMI", "UCX_", "FI_", "LD_LIBRARY_PATH"],
+            &["MPI", "OMPI_", "OPAL_", "PRTE_", "HYDRA_", "PMI", "UCX_", "FI_", "LD_LIBRARY_PATH"],
         );
         let bench = self.setup.kit.peers.join(self.library.programs()[1]);
         for (number, cpus) in cores.chunks(row.threads).enumerate() {

@@ -21,10 +21,10 @@ pub(super) const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 pub(super) struct Nodes([String; 2], PathBuf);
 
 impl Nodes {
-    /// Makes them. It takes root, and `ip` of iproute2.
-    pub(super) fn make() -> Result<Self, TaskError> {
+    /// Makes them, with a program in `folder`. It takes root, and `ip` of iproute2.
+    pub(super) fn make(folder: &Path) -> Result<Self, TaskError> {
         let names = [0, 1].map(|node| format!("carrack-{}-{node}", std::process::id()));
-        let agent = std::env::temp_dir().join(format!("{}-agent", names[0]));
+        let agent = folder.join(format!("{}-agent", names[0]));
         let nodes = Self(names, agent);
         let Self([one, other], agent) = &nodes;
         // A launcher takes nodes of one name for one node.

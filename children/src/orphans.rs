@@ -1,8 +1,8 @@
-//! Kills every descendant of this process, however deep, and whatever sessions they made.
+//! Kills every descendant of a process, however deep, and whatever sessions they made.
 //!
-//! It works because this process is a subreaper: when a child dies, its children become ours. So
-//! only children are ever killed, over and over until there are none. A child's number cannot be
-//! reused before it is waited for, so no stranger is hit; a descendant's could be.
+//! The process is a subreaper: when a child dies, its children become the subreaper's. So only
+//! children are ever killed, over and over until there are none. A child's number cannot be reused
+//! before it is waited for, so no stranger is hit; a descendant's could be.
 
 use std::fs;
 use std::io;
@@ -12,17 +12,21 @@ use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, waitpid,
 };
 
-use super::error::{Doing as _, LaunchError};
-
 /// Makes this process the one that inherits its descendants' orphans.
-pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
+///
+/// # Errors
+/// The system's.
+pub fn adopt_orphans() -> io::Result<()> {
     // Any number but zero switches it on.
-    set_child_subreaper(Some(getpid())).doing("becoming the subreaper (prctl)")
+    Ok(set_child_subreaper(Some(getpid()))?)
 }
 
 /// Kills and waits for all descendants. Returns those that would not die, because this user may not
-/// signal them.
-fn sweep() -> io::Result<Vec<Pid>> {
+/// signal them. Nobody else may wait for a child meanwhile.
+///
+/// # Errors
+/// When the processes cannot be listed.
+pub fn sweep() -> io::Result<Vec<Pid>> {
     loop {
         let (ended, refused): (Vec<_>, Vec<_>) = children()?.into_iter().partition(|&child| {
             kill_process(child, Signal::KILL).is_ok() || matches!(dead(child, true), Ok(Some(_)))
@@ -36,18 +40,6 @@ fn sweep() -> io::Result<Vec<Pid>> {
             // One that is waited for already is gone. Its orphans are ours, and in the next list.
             let _ = dead(child, false);
         }
-    }
-}
-
-/// Does the same, and says on stderr what is left.
-pub(super) fn sweep_and_tell() {
-    match sweep() {
-        Ok(left) => left.iter().for_each(|pid| {
-            eprintln!(
-                "carrack: process {pid} of another user could not be killed; end it yourself"
-            );
-        }),
-        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
     }
 }
 
