@@ -486,24 +486,16 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_asked_ends_by_itself() {
+    fn a_command_that_is_asked_ends_by_itself_also_if_it_has_cleared_its_variables() {
         let script = "trap 'exit 7' TERM; echo; while :; do sleep 0.01; done";
-        let mut command = shell(script);
-        let mut running = Running::start(command.stdout(Stdio::piped())).unwrap();
-        // Its first line says that the trap is set.
-        running.child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        running.ask(SOON);
-        assert_eq!(running.ended().unwrap().and_then(|status| status.code()), Some(7));
-    }
-
-    #[test]
-    fn a_command_that_has_cleared_its_variables_is_asked_as_well() {
-        let script = "exec env -i sh -c \"trap 'exit 7' TERM; echo; while :; do sleep 0.01; done\"";
-        let mut command = shell(script);
-        let mut running = Running::start(command.stdout(Stdio::piped())).unwrap();
-        running.child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        running.ask(SOON);
-        assert_eq!(running.ended().unwrap().and_then(|status| status.code()), Some(7));
+        for script in [script, &format!("exec env -i sh -c \"{script}\"")] {
+            let mut command = shell(script);
+            let mut running = Running::start(command.stdout(Stdio::piped())).unwrap();
+            // Its first line says that the trap is set.
+            running.child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            running.ask(SOON);
+            assert_eq!(running.ended().unwrap().and_then(|status| status.code()), Some(7));
+        }
     }
 
     #[test]

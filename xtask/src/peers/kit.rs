@@ -27,7 +27,8 @@ pub(super) const PROGRAMS: [&str; 5] =
 #[derive(Clone, Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich`, perhaps `openmpi`, and the programs of `xtask/peers`, also in a packed folder.
+    /// Holds `ucx/libucx`, `mpich`, perhaps `openmpi`, and the programs of `xtask/peers`, also in a
+    /// packed folder.
     pub(super) peers: PathBuf,
 }
 
