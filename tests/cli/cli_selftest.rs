@@ -5,15 +5,15 @@ mod pack;
 
 use crate::support::built;
 use crate::support::built::carrack;
-use crate::support::children::unset;
+use crate::support::children::{Watched as _, started, succeeded, unset};
 use pack::{ARCHIVE, Packing};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -250,17 +250,17 @@ fn a_signal_ends_everything_and_what_was_done_is_reported() {
         &[("planted_a", GOOD), ("planted_b", hangs), ("planted_c", GOOD)],
     );
     let name = format!("carrack-planted-{}", std::process::id());
-    let started = std::env::temp_dir().join(&name);
+    let here = std::env::temp_dir().join(&name);
     let mut command = folder.selftest("planted", &[]);
-    let child =
-        command.env("NAME", &name).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    while !started.exists() {
+    command.env("NAME", &name);
+    let child = started(command);
+    while !here.exists() {
         thread::sleep(Duration::from_millis(5));
     }
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    fs::remove_file(started).unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    child.signal(Signal::INT);
+    let output = child.ends();
+    fs::remove_file(here).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}{}", output.stdout, output.stderr);
     assert_eq!(running("73645281"), 0, "processes are left");
     let report = folder.json();
     let outcomes = ["a", "b", "c"]
@@ -329,13 +329,12 @@ fn several_selftests_at_once_unpack_one_bundle() {
     let selftest = |number: usize| {
         let report = folder.0.join(format!("report-{number}"));
         let mut command = selftest(&folder.0.join("carrack"), &report, "planted", &[]);
-        command.env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().unwrap()
+        command.env("TMPDIR", &temporary);
+        started(command)
     };
     let all: Vec<_> = (0..4).map(selftest).collect();
     for child in all {
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        succeeded(&child.ends());
     }
     assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "nothing is left");
 }

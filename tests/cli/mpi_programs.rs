@@ -3,15 +3,16 @@
 
 #![expect(unsafe_code, reason = "the program opens an MPI library, and calls it by C's rules")]
 
-use crate::support::children::unset;
-use crate::tcp_bootstrap::{Started, succeeded, without_launchers};
+use crate::support::children::{Watched as _, started, succeeded, unset};
+use crate::tcp_bootstrap::without_launchers;
 use carrack::bootstrap::{Bootstrap as _, MpiComm};
 use carrack::settings::Settings;
 use carrack::{Rank, Runtime, Tag};
+use children::{Heard, Running};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
@@ -54,18 +55,11 @@ fn program(before: &[&str], role: &str, library: &Path) -> Command {
     command.args(&words[1..]).args(["--exact", "mpi_programs::a_rank_in_its_role"]);
     // With one thread the test runs in the main thread, as MPI may demand.
     command.args(["--nocapture", "--test-threads=1"]).env(ROLE, role).env(LIBRARY, library);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 /// Runs ranks with a mock. Those from `first` on have these variables.
-fn run(
-    abi: &str,
-    size: usize,
-    role: &str,
-    first: usize,
-    variables: &[(&str, &str)],
-) -> Vec<Output> {
+fn run(abi: &str, size: usize, role: &str, first: usize, variables: &[(&str, &str)]) -> Vec<Heard> {
     let library = mocks().join(format!("lib{abi}.so"));
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -78,9 +72,9 @@ fn run(
         if rank >= first {
             command.envs(variables.iter().copied());
         }
-        Started::spawn(command)
+        started(command)
     });
-    let outputs = ranks.collect::<Vec<_>>().into_iter().map(Started::end).collect();
+    let outputs = ranks.collect::<Vec<_>>().into_iter().map(Running::ends).collect();
     std::fs::remove_file(&shared).unwrap();
     outputs
 }
@@ -90,7 +84,7 @@ fn error_of(abi: &str, role: &str, variables: &[(&str, &str)]) -> String {
     error(&run(abi, 1, role, 0, variables)[0])
 }
 
-fn error(output: &Output) -> String {
+fn error(output: &Heard) -> String {
     let said = succeeded(output);
     said.lines().find_map(|line| line.split_once("error: ")).expect(&said).1.to_owned()
 }
@@ -123,7 +117,7 @@ fn the_world_and_its_halves_are_jobs_at_once_under_real_launchers() {
         let libraries: Vec<_> = libraries.iter().filter(|library| library.exists()).collect();
         assert!(!libraries.is_empty(), "{}: none of {names:?}", home.display());
         for library in libraries {
-            let said = succeeded(&Started::spawn(program(&words, "jobs", library)).end());
+            let said = succeeded(&started(program(&words, "jobs", library)).ends());
             for rank in 0..4 {
                 let expected = format!("rank {rank} of 4, place {rank}; rank {} of 2", rank / 2);
                 assert!(said.contains(&expected), "{}: {expected}: {said}", library.display());

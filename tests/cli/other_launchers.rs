@@ -4,11 +4,12 @@
 //! Under a real launcher, [`a_rank_in_its_role`] with the role `fence` is a rank of its job.
 
 use crate::support::built;
-use crate::support::children::unset;
-use crate::tcp_bootstrap::{Started, free_port, succeeded, without_launchers};
+use crate::support::children::{Watched as _, started, succeeded, unset};
+use crate::tcp_bootstrap::{free_port, without_launchers};
 use carrack::bootstrap::Source;
 use carrack::bootstrap::pmi::Reply;
 use carrack::settings::Settings;
+use children::Running;
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read, Write};
@@ -16,7 +17,7 @@ use std::net::TcpListener;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -99,7 +100,7 @@ impl Server {
 }
 
 /// A rank, and what the server hears from it.
-type Rank = (Started, JoinHandle<Vec<String>>);
+type Rank = (Running, JoinHandle<Vec<String>>);
 
 /// Starts the program as a rank that inherits its socket.
 fn by_socket(server: &Arc<Server>, mut command: Command, rank: usize) -> Rank {
@@ -107,7 +108,7 @@ fn by_socket(server: &Arc<Server>, mut command: Command, rank: usize) -> Rank {
     fcntl_setfd(&theirs, FdFlags::empty()).unwrap();
     command.env("PMI_FD", theirs.as_raw_fd().to_string());
     command.env("PMI_RANK", rank.to_string()).env("PMI_SIZE", server.size.to_string());
-    let started = Started::spawn(command);
+    let started = started(command);
     let (server, told) = (server.clone(), server.size);
     (started, thread::spawn(move || server.serve(ours.try_clone().unwrap(), ours, told)))
 }
@@ -117,7 +118,7 @@ fn by_port(server: &Arc<Server>, mut command: Command, rank: usize, told: usize)
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     command.env("PMI_PORT", listener.local_addr().unwrap().to_string());
     command.env("PMI_ID", rank.to_string());
-    let started = Started::spawn(command);
+    let started = started(command);
     let server = server.clone();
     let served = thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
@@ -131,7 +132,6 @@ fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     unset(&mut command, &["TORCHELASTIC_RUN_ID"]);
     without_launchers(&mut command);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -148,12 +148,12 @@ fn an_example_runs_as_a_job_of_a_pmi_server() {
     let ranks: Vec<_> =
         (0..3).rev().map(|rank| by_socket(&server, program(&example), rank)).collect();
     for (rank, _) in ranks {
-        succeeded(&rank.end());
+        succeeded(&rank.ends());
     }
     let server = Server::new(2, None);
     let ranks: Vec<_> = (0..2).map(|rank| by_port(&server, program(&example), rank, 2)).collect();
     for (rank, _) in ranks {
-        succeeded(&rank.end());
+        succeeded(&rank.ends());
     }
 }
 
@@ -165,7 +165,7 @@ fn ranks_know_their_place_and_the_server_hears_of_their_end() {
         _ => by_port(&server, role("fence"), rank, 4),
     });
     for (number, (rank, served)) in ranks.collect::<Vec<_>>().into_iter().enumerate() {
-        let said = succeeded(&rank.end());
+        let said = succeeded(&rank.ends());
         let place = number % 2;
         let expected = format!("rank {number} of 4, place {place}, by PMI");
         assert!(said.contains(&expected), "{expected}: {said}");
@@ -180,7 +180,7 @@ fn a_rank_that_ends_abruptly_says_no_farewell_and_the_others_are_told() {
     let server = Server::new(2, None);
     let ranks: Vec<_> = (0..2).map(|rank| by_socket(&server, role("abrupt"), rank)).collect();
     for (number, (rank, served)) in ranks.into_iter().enumerate() {
-        let output = rank.end();
+        let output = rank.ends();
         let commands = served.join().unwrap();
         if number == 1 {
             assert_eq!(output.status.code(), Some(ABRUPT));
@@ -214,8 +214,8 @@ fn a_bad_server_is_an_error_and_never_a_hang() {
                 false => by_socket(&server, command, rank),
                 true => by_port(&server, command, rank, 2),
             };
-            let output = started.end();
-            let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+            let output = started.ends();
+            let complaint = &output.stderr;
             assert!(!output.status.success() && output.status.code() != Some(HUNG));
             assert!(complaint.contains("job of PMI") && complaint.contains(words), "{complaint}");
         }
@@ -229,11 +229,11 @@ fn sizes_that_contradict_each_other_are_named() {
     zero.env("CARRACK_BOOTSTRAP_TIMEOUT", "2");
     let (zero, _) = by_port(&server, zero, 0, 2);
     let (one, _) = by_port(&server, role("fence"), 1, 3);
-    let output = one.end();
-    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = one.ends();
+    let complaint = &output.stderr;
     assert!(!output.status.success());
     assert!(complaint.contains("told of 3 ranks, and rank 0 of 2"), "{complaint}");
-    assert!(!zero.end().status.success());
+    assert!(!zero.ends().status.success());
 }
 
 #[test]
@@ -249,8 +249,8 @@ fn what_keeps_rank_0_from_listening_is_the_error_of_all_ranks() {
         })
         .collect();
     for (number, (rank, _)) in ranks.into_iter().enumerate() {
-        let output = rank.end();
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        let output = rank.ends();
+        let complaint = &output.stderr;
         assert!(!output.status.success(), "rank {number} has started");
         assert!(complaint.contains("rank 0 cannot listen"), "rank {number}: {complaint}");
         assert_eq!(complaint.contains("rank 0 has failed"), number == 1, "{complaint}");
@@ -277,12 +277,12 @@ fn task(rank: u32, size: u32, job: u32) -> Command {
 #[test]
 fn tasks_meet_by_slurms_variables_and_rank_0_warns_without_a_secret() {
     let ranks: Vec<_> =
-        (0..3).rev().map(|rank| Started::spawn(task(rank, 3, std::process::id()))).collect();
+        (0..3).rev().map(|rank| started(task(rank, 3, std::process::id()))).collect();
     for (rank, started) in (0..3).rev().zip(ranks) {
-        let output = started.end();
+        let output = started.ends();
         let expected = format!("rank {rank} of 3, place {rank}, by Slurm's variables");
         assert!(succeeded(&output).contains(&expected));
-        let warned = String::from_utf8_lossy(&output.stderr).contains("no CARRACK_JOB_SECRET");
+        let warned = output.stderr.contains("no CARRACK_JOB_SECRET");
         assert_eq!(warned, rank == 0);
     }
 }
@@ -291,8 +291,8 @@ fn tasks_meet_by_slurms_variables_and_rank_0_warns_without_a_secret() {
 fn a_job_without_a_secret_is_refused_where_one_is_required() {
     let mut command = task(0, 2, 1);
     command.env("CARRACK_REQUIRE_SECRET", "1");
-    let output = Started::spawn(command).end();
-    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = started(command).ends();
+    let complaint = &output.stderr;
     assert!(
         !output.status.success() && complaint.contains("CARRACK_REQUIRE_SECRET"),
         "{complaint}"
@@ -311,9 +311,9 @@ fn ranks_of_several_nodes_meet_that_carrack_run_starts_on_each() {
         command.env(ROLE, "fence").env("CARRACK_RANK", "0").env("CARRACK_SIZE", "1");
         command
     };
-    let nodes = ["1", "0"].map(|node| Started::spawn(run(node)));
+    let nodes = ["1", "0"].map(|node| started(run(node)));
     for (node, started) in [1, 0].into_iter().zip(nodes) {
-        let said = succeeded(&started.end());
+        let said = succeeded(&started.ends());
         for place in 0..2 {
             let rank = 2 * node + place;
             let rest = format!("rank {rank} of 4, place {place}, by torchrun's variables");
@@ -322,8 +322,8 @@ fn ranks_of_several_nodes_meet_that_carrack_run_starts_on_each() {
             assert!(said.lines().any(is_there), "{rest}: {said}");
         }
     }
-    let beyond = Started::spawn(run("2")).end();
-    let complaint = String::from_utf8_lossy(&beyond.stderr).into_owned();
+    let beyond = started(run("2")).ends();
+    let complaint = beyond.stderr;
     assert!(!beyond.status.success() && complaint.contains("--node 2 is not below"), "{complaint}");
 }
 
@@ -338,16 +338,15 @@ fn ranks_are_told_by_carrack_run_that_rank_0_has_ended_before_they_reached_it() 
             command.args(["sh", "-c", &script, "sh"]).arg(std::env::current_exe().unwrap());
             command.args(["--exact", "other_launchers::a_rank_in_its_role", "--nocapture"]);
             command.env(ROLE, "fence");
-            (node, Started::spawn(command))
+            (node, started(command))
         });
         let told = format!("at {at}: rank 0 exited with status {status}");
         (each, told, nodes)
     };
     for (each, told, nodes) in [("1", 0), ("1", 3), ("2", 0)].map(start) {
         for (node, started) in nodes {
-            let output = started.end();
-            let said = [output.stdout, output.stderr].concat();
-            let said = String::from_utf8_lossy(&said);
+            let output = started.ends();
+            let said = output.stdout + &output.stderr;
             let has_others = (each, node) != ("1", "0");
             assert_eq!(said.contains(&told), has_others, "node {node}: {said}");
         }

@@ -7,17 +7,17 @@
 #![expect(unsafe_code, reason = "a rank forks")]
 
 use crate::support::built;
-use crate::support::children::unset;
+use crate::support::children::{Watched as _, started, succeeded, unset};
 use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::source::VARIABLES;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
 use carrack::{CompQueue, Matching, PeerState, Rank, Runtime, Synchronizer, Tag, WaitError};
+use children::Running;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
-use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,10 +35,7 @@ fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", "29500")
         .env("CARRACK_PORT", port.to_string())
-        .env("CARRACK_JOB_SECRET", "a secret of this very test")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .env("CARRACK_JOB_SECRET", "a secret of this very test");
     command
 }
 
@@ -67,64 +64,23 @@ pub(crate) fn free_port() -> u16 {
     ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).unwrap()
 }
 
-/// Ends with the test, however that ends.
-pub(crate) struct Started(Option<Child>);
-
-impl Started {
-    pub(crate) fn spawn(mut command: Command) -> Self {
-        Self(Some(command.spawn().unwrap()))
-    }
-
-    fn child(&mut self) -> &mut Child {
-        self.0.as_mut().unwrap()
-    }
-
-    /// Waits until it says this.
-    fn hears(&mut self, word: &str) {
-        let mut lines = BufReader::new(self.child().stdout.as_mut().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains(word)), "it has not said {word:?}");
-    }
-
-    pub(crate) fn end(mut self) -> Output {
-        self.0.take().unwrap().wait_with_output().unwrap()
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-#[track_caller]
-pub(crate) fn succeeded(output: &Output) -> String {
-    let (said, complaints) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{:?}\n{said}\n{complaints}", output.status);
-    said.into_owned()
-}
-
 #[test]
 fn perf_measures_between_two_shells() {
     let port = free_port();
     // In the order in which it has to wait.
-    let one = Started::spawn(perf(1, port));
-    let zero = Started::spawn(perf(0, port));
-    let said = succeeded(&zero.end());
-    succeeded(&one.end());
+    let one = started(perf(1, port));
+    let zero = started(perf(0, port));
+    let said = succeeded(&zero.ends());
+    succeeded(&one.ends());
     assert!(said.lines().any(|line| line.contains("latency_us")), "{said}");
 }
 
 #[test]
 fn a_runtime_of_nineteen_processes_meets() {
     let port = free_port();
-    let ranks: Vec<_> =
-        (0..19).rev().map(|rank| Started::spawn(role("meet", rank, 19, port))).collect();
+    let ranks: Vec<_> = (0..19).rev().map(|rank| started(role("meet", rank, 19, port))).collect();
     for rank in ranks {
-        assert!(succeeded(&rank.end()).contains("met 19"));
+        assert!(succeeded(&rank.ends()).contains("met 19"));
     }
 }
 
@@ -134,13 +90,13 @@ fn a_rank_that_is_killed_is_named_to_all_others() {
     for victim in [0, 3] {
         let port = free_port();
         let mut ranks: Vec<_> = (0..SIZE)
-            .map(|rank| Started::spawn(role(&format!("outlive {victim}"), rank, SIZE, port)))
+            .map(|rank| started(role(&format!("outlive {victim}"), rank, SIZE, port)))
             .collect();
         // Not before all have passed their fence, and are on their way into the next.
         ranks.iter_mut().for_each(|rank| rank.hears("here"));
-        ranks[victim as usize].child().kill().unwrap();
+        ranks[victim as usize].signal(Signal::KILL);
         for (number, rank) in ranks.into_iter().enumerate() {
-            let output = rank.end();
+            let output = rank.ends();
             if number as u32 != victim {
                 succeeded(&output);
             }
@@ -155,10 +111,10 @@ fn a_rank_that_cannot_start_is_named_to_all_others() {
         let started = |rank| {
             let mut command = role(&format!("unfit {victim}"), rank, 3, port);
             command.env("CARRACK_TRANSPORT", "tcp");
-            Started::spawn(command)
+            started(command)
         };
         for rank in [0, 1, 2].map(started) {
-            succeeded(&rank.end());
+            succeeded(&rank.ends());
         }
     }
 }
@@ -166,11 +122,11 @@ fn a_rank_that_cannot_start_is_named_to_all_others() {
 #[test]
 fn a_wrong_secret_is_an_error_of_all_ranks_at_once() {
     let port = free_port();
-    let zero = Started::spawn(perf(0, port));
+    let zero = started(perf(0, port));
     let mut wrong = perf(1, port);
     wrong.env("CARRACK_JOB_SECRET", "a secret of another test");
-    let output = Started::spawn(wrong).end();
-    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = started(wrong).ends();
+    let complaint = &output.stderr;
     assert!(!output.status.success());
     assert!(
         complaint.contains(&format!("127.0.0.1:{port}"))
@@ -178,8 +134,8 @@ fn a_wrong_secret_is_an_error_of_all_ranks_at_once() {
         "{complaint}"
     );
     // Not after the time in which ranks may come, which is longer than the watchdog.
-    let output = zero.end();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = zero.ends();
+    let said = &output.stderr;
     assert!(!output.status.success());
     // The bootstrap says so, or what waits for the rank.
     let why = ["rank 1 came with another job secret", "rank 1 is gone: it came with another job"];
@@ -196,13 +152,13 @@ fn without_a_secret_it_works_and_warns() {
     let of = |number| {
         let mut command = perf(number, port);
         command.env_remove("CARRACK_JOB_SECRET");
-        Started::spawn(command)
+        started(command)
     };
     let (zero, one) = (of(0), of(1));
-    let output = zero.end();
+    let output = zero.ends();
     succeeded(&output);
-    succeeded(&one.end());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("carrack: no CARRACK_JOB_SECRET"));
+    succeeded(&one.ends());
+    assert!(output.stderr.contains("carrack: no CARRACK_JOB_SECRET"));
 }
 
 #[test]
@@ -217,15 +173,15 @@ fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
     ] {
         let mut command = perf(1, free_port());
         command.env(name, value);
-        let output = Started::spawn(command).end();
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        let output = started(command).ends();
+        let complaint = &output.stderr;
         assert!(!output.status.success() && complaint.contains(expected), "{complaint}");
     }
 }
 
 /// Starts the ranks of `nodes` nodes like torchrun, in another order. torchrun numbers the ranks
 /// of a node consecutively; other launchers deal ranks out to nodes in turn.
-fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Started> {
+fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Running> {
     let port = free_port();
     let start = |number: u32| {
         let mut command = role(role_name, number, nodes * each, port);
@@ -233,7 +189,7 @@ fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)])
             .env("LOCAL_RANK", (number / nodes).to_string())
             .env("LOCAL_WORLD_SIZE", each.to_string());
         command.env("GROUP_RANK", (number % nodes).to_string()).envs(variables.iter().copied());
-        Started::spawn(command)
+        started(command)
     };
     (0..nodes * each).map(start).collect()
 }
@@ -241,7 +197,7 @@ fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)])
 #[test]
 fn ranks_that_are_dealt_out_in_turn_know_their_places_on_their_nodes() {
     for (number, rank) in dealt_out("place", 2, 2, &[]).into_iter().enumerate() {
-        let said = succeeded(&rank.end());
+        let said = succeeded(&rank.ends());
         assert!(
             said.contains(&format!("place {} on its node", number / 2)),
             "rank {number}: {said}"
@@ -254,7 +210,7 @@ fn ranks_that_are_dealt_out_in_turn_know_their_places_on_their_nodes() {
 fn a_rank_takes_the_device_of_its_place_on_its_node() {
     let devices = [("CARRACK_TRANSPORT", "verbs-simulated"), ("CARRACK_VERBS_DEVICE", "sim0,none")];
     for rank in dealt_out("meet", 2, 1, &devices) {
-        assert!(succeeded(&rank.end()).contains("met 2"));
+        assert!(succeeded(&rank.ends()).contains("met 2"));
     }
 }
 
@@ -266,7 +222,7 @@ fn under_carrack_run_its_ranks_are_its_own() {
         .args(["--exact", "tcp_bootstrap::a_rank_in_its_role", "--nocapture", "--test-threads=1"])
         .env(ROLE, "meet");
     // Variables by which no process could join.
-    let output = Started::spawn(rank(command, 7, 9, free_port())).end();
+    let output = started(rank(command, 7, 9, free_port())).ends();
     assert!(succeeded(&output).contains("met 2"));
 }
 
@@ -300,7 +256,7 @@ fn ranks_that_wait_for_one_which_has_not_started_leave_their_cores_alone() {
         jobs.extend(job.chain((0..3).map(|number| role(&name, number, 3, port))));
     }
     let spawn = |mut command: Command| {
-        Started::spawn({
+        started({
             // The report that is asked for would open a GPU, which takes a core for a second.
             command.env(GATE, &gate).env("CARRACK_GPU", "none");
             command
@@ -316,7 +272,7 @@ fn ranks_that_wait_for_one_which_has_not_started_leave_their_cores_alone() {
     std::thread::sleep(Duration::from_secs(2));
     std::fs::write(&gate, b"").unwrap();
     for job in jobs {
-        succeeded(&job.end());
+        succeeded(&job.ends());
     }
     std::fs::remove_file(&gate).unwrap();
 }
@@ -378,10 +334,10 @@ fn a_forked_child_that_lives_on_keeps_no_rank_from_its_end_and_takes_no_core() {
             let [mut zero, one] = [0, 1].map(|number| {
                 let mut command = role(&name, number, 2, port);
                 command.env("CARRACK_TRANSPORT", transport);
-                Started::spawn(command)
+                started(command)
             });
             zero.hears("has ended");
-            assert_eq!(one.end().status.success(), end == "leaves", "{transport}");
+            assert_eq!(one.ends().status.success(), end == "leaves", "{transport}");
         }
     }
 }
@@ -428,9 +384,9 @@ fn what_a_rank_has_sent_before_it_was_lost_comes_where_nothing_was_sent_to_it() 
         let [zero, _one] = [0, 1].map(|number| {
             let mut command = role("last words", number, 2, port);
             command.env("CARRACK_TRANSPORT", transport);
-            Started::spawn(command)
+            started(command)
         });
-        succeeded(&zero.end());
+        succeeded(&zero.ends());
     }
 }
 
@@ -496,8 +452,8 @@ const OF_LAUNCHERS: [(&str, &[(&str, &str)]); 5] = [
 #[test]
 fn a_process_of_a_launcher_whose_job_cannot_be_joined_says_so_and_does_not_run_alone() {
     for (launcher, variables) in OF_LAUNCHERS {
-        let output = Started::spawn(started_by(variables)).end();
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        let output = started(started_by(variables)).ends();
+        let complaint = &output.stderr;
         assert!(!output.status.success(), "{launcher}: it ran alone");
         for part in [launcher, variables[0].0, "CARRACK_BOOTSTRAP=alone"] {
             assert!(complaint.contains(part), "{launcher}: no {part} in {complaint}");
@@ -510,12 +466,12 @@ fn a_process_of_such_a_launcher_runs_alone_if_it_is_told_to_or_is_the_only_one()
     for (_, variables) in OF_LAUNCHERS {
         let mut command = started_by(variables);
         command.env("CARRACK_BOOTSTRAP", "alone");
-        assert!(succeeded(&Started::spawn(command).end()).contains("met 1"));
+        assert!(succeeded(&started(command).ends()).contains("met 1"));
     }
     let batch_script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
     let only_one = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
     for variables in [&batch_script[..], &only_one] {
-        assert!(succeeded(&Started::spawn(started_by(variables)).end()).contains("met 1"));
+        assert!(succeeded(&started(started_by(variables)).ends()).contains("met 1"));
     }
 }
 
@@ -526,10 +482,10 @@ fn torchruns_variables_and_carrack_runs_win_over_those_of_another_launcher() {
         let ranks = [1, 0].map(|number| {
             let mut command = role("meet", number, 2, port);
             command.envs(variables.iter().copied()).env("TORCHELASTIC_RUN_ID", "x");
-            Started::spawn(command)
+            started(command)
         });
         for rank in ranks {
-            assert!(succeeded(&rank.end()).contains("met 2"));
+            assert!(succeeded(&rank.ends()).contains("met 2"));
         }
         let mut run = Command::new(built::carrack());
         run.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
@@ -541,7 +497,7 @@ fn torchruns_variables_and_carrack_runs_win_over_those_of_another_launcher() {
         ])
         .env(ROLE, "meet");
         run.envs(variables.iter().copied()).env("CARRACK_BOOTSTRAP", "alone");
-        assert!(succeeded(&run.output().unwrap()).contains("met 2"));
+        assert!(succeeded(&started(run).ends()).contains("met 2"));
     }
 }
 
@@ -555,7 +511,7 @@ fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_
             .envs(variables.iter().copied())
             .env_remove("RANK")
             .env_remove("WORLD_SIZE");
-        command.output().unwrap()
+        started(command).ends()
     };
     for args in [&["--help"][..], &["info"], &["run", "-n", "1", "--", "true"]] {
         succeeded(&carrack(args));
@@ -566,7 +522,7 @@ fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_
         &["perf", "--transport", "loopback"],
     ] {
         let output = carrack(args);
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        let complaint = &output.stderr;
         assert!(!output.status.success() && complaint.contains(launcher), "{args:?}: {complaint}");
     }
 }

@@ -1,15 +1,18 @@
 //! SIGUSR1: a waiting rank prints its pending operations, and loses none of them.
 
+use crate::support::children::{Watched as _, started};
 use crate::support::sink::Sink;
 use crate::support::*;
+use ::children::Stream;
 use carrack::buffer::Region;
 use carrack::settings::DumpChoice;
 use carrack::{Counter, Handler, Mr, Rank, RemoteKey, Runtime, Status, Tag};
 use carrack_simulators::nic::go_round;
+use rustix::process::Signal;
 use signal_hook::consts::SIGUSR1;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const ROLE: &str = "SIGNALS_ROLE";
 
@@ -30,30 +33,22 @@ fn a_rank_in_its_role() {
 
 #[test]
 fn a_rank_that_waits_prints_what_is_pending_when_it_is_asked_by_a_signal() {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "signals::a_rank_in_its_role", "--nocapture"])
-        .env(ROLE, "waits")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "ready"));
-    let pid = child.id().to_string();
-    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "signals::a_rank_in_its_role", "--nocapture"]).env(ROLE, "waits");
+    let mut rank = started(command);
+    rank.hears("ready");
     // Twice: it goes on after the first.
     for _ in 0..2 {
-        assert!(Command::new("kill").args(["-USR1", &pid]).status().unwrap().success());
+        rank.signal(Signal::USR1);
         let mut text = String::new();
         while !text.contains("tag 4711") {
-            assert!(errors.read_line(&mut text).unwrap() > 0, "it has ended: {text}");
+            let line = rank.next_line(Stream::Err, Duration::from_secs(60));
+            text.push_str(&line.unwrap_or_else(|| panic!("no more than: {text}")));
+            text.push('\n');
         }
         assert!(text.contains("rank 0 of 1: 1 operations pending"), "{text}");
         assert!(text.contains("receive, rank 0, tag 4711, 21 B: waits for its message"), "{text}");
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    errors.read_to_string(&mut String::new()).unwrap();
 }
 
 /// Has a handler of rank 0 end a registration that rank 1's NIC has used. Returns `true` if the

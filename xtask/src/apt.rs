@@ -124,7 +124,7 @@ pub(crate) fn see_to(packages: &str) -> Result<(), TaskError> {
     let mut ask = Command::new("dpkg-query");
     ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(&packages);
     // dpkg-query fails for an unknown package, and systems other than Debian's do not have it.
-    let known = children::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
+    let known = children::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.stdout);
     let missing = missing(&packages, &known);
     if missing.is_empty() {
         return Ok(());

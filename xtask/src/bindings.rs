@@ -133,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         println!("{RESULT} is what libibverbs-dev {} gives", headers.version);
         return Ok(ExitCode::SUCCESS);
     }
-    let difference = heard.said + &heard.complained;
+    let difference = heard.stdout + &heard.stderr;
     println!("{RESULT} is not what libibverbs-dev {} gives:\n{difference}", headers.version);
     println!("make it again by `cargo xtask bindings`, and look at what has changed");
     Ok(ExitCode::FAILURE)
@@ -217,7 +217,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     ]);
     command.args(["--", "-isystem"]).arg(&headers.include);
     let mut heard = children::hear(&mut command, LIMIT)?;
-    if !heard.status.success() && heard.complained.contains("libclang") {
+    if !heard.status.success() && heard.stderr.contains("libclang") {
         apt::install(&["libclang-dev"])?;
         heard = children::hear(&mut command, LIMIT)?;
     }

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -96,7 +96,7 @@ fn run(
     interrupt: &Interrupt,
     on_tick: impl FnMut(),
 ) -> Result<(), Trouble> {
-    let mut running = Running::start(command.process_group(0))?;
+    let mut running = Running::start(command.stdin(Stdio::null()).process_group(0))?;
     let end = end_of(&mut running, limit, interrupt, on_tick);
     drop(running);
     // This process is now the parent of orphans that have cleared their environment.

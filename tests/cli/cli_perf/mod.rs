@@ -5,7 +5,8 @@
 mod memory;
 
 use crate::support::built::carrack;
-use crate::support::children::unset;
+use crate::support::children::{Watched as _, started, unset};
+use children::{Heard, Running, Stream};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -331,24 +332,20 @@ fn messages_longer_than_a_packet_are_measured_too() {
 #[test]
 fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
     use rustix::process::{Pid, Signal, kill_process};
+    use std::time::Duration;
     let carrack = carrack().to_str().unwrap();
     let script = format!(
         "if [ $CARRACK_RANK = 1 ]; then echo $$ >&2; fi; exec {carrack} perf latency --op am \
         --size 8 --seconds 60"
     );
-    let mut job = command(&["run", "--no-tag", "-n", "2", "--", "/bin/sh", "-c", &script])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let pid = Pid::from_raw(said.next().unwrap().trim().parse().unwrap()).unwrap();
+    let mut job = started(command(&["run", "--no-tag", "-n", "2", "--", "/bin/sh", "-c", &script]));
+    let pid = job.next_line(Stream::Err, Duration::from_secs(60)).unwrap();
+    let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
     // Long enough for it to be a rank that measures; were it not, the job would have to end all the
     // same.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(1));
     kill_process(pid, Signal::KILL).unwrap();
-    let rest = said.collect::<Vec<_>>().join("\n");
-    let status = job.wait().unwrap();
+    let Heard { status, stderr: rest, .. } = job.ends();
     assert!(!status.success() && rest.contains("rank 1"), "{status:?}: {rest}");
 }
 
@@ -536,12 +533,15 @@ fn explain_has_every_ranks_view_in_order_when_asked() {
 #[test]
 fn a_reader_that_has_heard_enough_is_no_failure() {
     let first_line_of = |args: &[&str]| {
-        let mut child =
-            command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut command = command(args);
+        let child = Running::start(command.stdout(writer).stderr(Stdio::piped())).unwrap();
+        // Its copy of the writer.
+        drop(command);
         let mut first = String::new();
         // The reader is dropped here, and the pipe with it.
-        BufReader::with_capacity(1, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
-        (first, child.wait_with_output().unwrap())
+        BufReader::with_capacity(1, reader).read_line(&mut first).unwrap();
+        (first, child.ends())
     };
     for args in [
         &["info"][..],
@@ -552,8 +552,8 @@ fn a_reader_that_has_heard_enough_is_no_failure() {
     ] {
         let (first, output) = first_line_of(args);
         assert!(!first.is_empty(), "{args:?}");
-        assert!(output.status.success(), "{args:?}: {:?} {}", output.status, stderr(&output));
-        assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
+        assert!(output.status.success(), "{args:?}: {:?} {}", output.status, output.stderr);
+        assert!(!output.stderr.contains("panicked"), "{args:?}: {}", output.stderr);
     }
 }
 

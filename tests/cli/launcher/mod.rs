@@ -15,46 +15,35 @@ use rustix::net::{
 };
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::built::carrack;
-use crate::support::children::with_variable;
+use crate::support::children::{Watched as _, started, succeeded};
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromLauncher};
+use children::{Heard, Running, Stream};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 
 const WATCHDOG: Duration = Duration::from_secs(120);
-const MARK: &str = "TEST_CARRACK_MARK";
 const ROLE: &str = "CARRACK_TEST_ROLE";
 
 /// Two processes a rank, of which one is a grandchild of the keeper.
 const TWO_SLEEPERS: &str = "sleep 1000 & echo ready; sleep 1000";
 
-/// A job to be run, with a mark of its own.
-struct Job {
-    command: Command,
-    mark: String,
-}
-
 /// `carrack run -n RANKS OPTIONS -- PROGRAM`.
-fn job(ranks: u32, options: &[&str], program: &[&str]) -> Job {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let mark = format!("{}-{number}", std::process::id());
+fn job(ranks: u32, options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(carrack());
     command
         .args(["run", "-n", &ranks.to_string()])
         .args(options)
         .arg("--")
         .args(program)
-        .env(MARK, &mark)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -69,143 +58,62 @@ fn job(ranks: u32, options: &[&str], program: &[&str]) -> Job {
             Ok(())
         })
     };
-    Job { command, mark }
+    command
 }
 
 /// A job whose ranks run a shell script.
-fn script(ranks: u32, options: &[&str], script: &str) -> Job {
+fn script(ranks: u32, options: &[&str], script: &str) -> Command {
     job(ranks, options, &["sh", "-c", script])
 }
 
 /// A job whose ranks are this test in a role.
-fn role(ranks: u32, role: &str) -> Job {
+fn role(ranks: u32, role: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let program =
         [test.to_str().unwrap(), "--exact", "launcher::a_rank_in_its_role", "--nocapture"];
     let mut job = job(ranks, &[], &program);
-    job.command.env(ROLE, role);
+    job.env(ROLE, role);
     job
 }
 
-impl Job {
-    /// Runs it to its end and checks that it left nothing behind.
-    fn run(mut self) -> Run {
-        let mut child = self.command.spawn().unwrap();
-        let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        let stdout = thread::spawn(move || read_all(stdout));
-        let stderr = thread::spawn(move || read_all(stderr));
-        let status = wait(&mut child);
-        let run = Run { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() };
-        nothing_is_left(&self.mark);
-        run
-    }
-
-    /// Starts the job and waits until `lines` lines of its output have come.
-    fn start(mut self, lines: usize) -> Running {
-        let mut child = self.command.spawn().unwrap();
-        let mut stdout = child.stdout.take().unwrap();
-        let mut seen = 0;
-        while seen < lines {
-            let mut byte = [0];
-            assert_eq!(stdout.read(&mut byte).unwrap(), 1, "the job ended after {seen} lines");
-            seen += usize::from(byte[0] == b'\n');
-        }
-        let stderr = child.stderr.take().unwrap();
-        let stdout = thread::spawn(move || read_all(stdout));
-        let stderr = thread::spawn(move || read_all(stderr));
-        Running { child, mark: self.mark, readers: [stdout, stderr] }
-    }
+/// Runs a job to its end and checks that it left nothing behind.
+#[track_caller]
+fn ran(mut job: Command) -> Heard {
+    Running::start(&mut job).unwrap().ends_with_all()
 }
 
-struct Run {
-    status: ExitStatus,
-    stdout: String,
-    stderr: String,
+/// Starts a job and waits until `lines` lines of its output have come.
+fn start(mut job: Command, lines: usize) -> Running {
+    let mut running = Running::start(&mut job).unwrap();
+    for seen in 0..lines {
+        let line = running.next_line(Stream::Out, WATCHDOG);
+        assert!(line.is_some(), "the job ended after {seen} lines");
+    }
+    running
 }
 
-impl Run {
-    fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| panic!("{:?}: {}", self.status, self.stderr))
-    }
-
-    fn stdout_lines(&self) -> BTreeSet<&str> {
-        self.stdout.lines().collect()
-    }
+/// The keeper: the launcher's only child.
+fn keeper(running: &Running) -> Pid {
+    let launcher = running.id().to_string();
+    let is_keeper = |pid: &Pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+        parent == Some(launcher.as_str())
+    };
+    running.processes().find(is_keeper).unwrap()
 }
 
-struct Running {
-    child: Child,
-    mark: String,
-    readers: [thread::JoinHandle<String>; 2],
-}
-
-impl Running {
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// The keeper: the launcher's only child.
-    fn keeper(&self) -> Pid {
-        let launcher = self.child.id().to_string();
-        let is_keeper = |pid: &Pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
-            parent == Some(launcher.as_str())
-        };
-        with_variable(MARK, &self.mark).into_iter().find(is_keeper).unwrap()
-    }
-
-    /// Waits for the launcher's end and checks that it left nothing behind.
-    fn end(mut self) -> Run {
-        let status = wait(&mut self.child);
-        nothing_is_left(&self.mark);
-        let [stdout, stderr] = self.readers.map(|reader| reader.join().unwrap());
-        Run { status, stdout, stderr }
-    }
-}
-
-fn read_all(mut from: impl Read) -> String {
-    let mut bytes = Vec::new();
-    from.read_to_end(&mut bytes).unwrap();
-    String::from_utf8(bytes).unwrap()
-}
-
-fn wait(child: &mut Child) -> ExitStatus {
-    let start = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        assert!(start.elapsed() < WATCHDOG, "the launcher does not end");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn nothing_is_left(mark: &str) {
-    let start = Instant::now();
-    loop {
-        let left = with_variable(MARK, mark);
-        if left.is_empty() {
-            return;
-        }
-        if start.elapsed() >= WATCHDOG {
-            let name =
-                |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            panic!("left behind: {:?}", left.iter().map(name).collect::<Vec<_>>());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+/// The lines of all ranks, which come in any order.
+fn lines(heard: &Heard) -> BTreeSet<&str> {
+    heard.stdout.lines().collect()
 }
 
 #[test]
 fn every_rank_knows_its_number_and_its_lines_are_tagged_with_it() {
     let run =
-        script(3, &[], "echo out $CARRACK_RANK of $CARRACK_SIZE; echo err $CARRACK_RANK >&2").run();
-    assert_eq!(run.code(), 0, "{}", run.stderr);
-    assert_eq!(
-        run.stdout_lines(),
-        BTreeSet::from(["[0] out 0 of 3", "[1] out 1 of 3", "[2] out 2 of 3"])
-    );
+        ran(script(3, &[], "echo out $CARRACK_RANK of $CARRACK_SIZE; echo err $CARRACK_RANK >&2"));
+    assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
+    assert_eq!(lines(&run), BTreeSet::from(["[0] out 0 of 3", "[1] out 1 of 3", "[2] out 2 of 3"]));
     assert_eq!(
         run.stderr.lines().collect::<BTreeSet<_>>(),
         BTreeSet::from(["[0] err 0", "[1] err 1", "[2] err 2"])
@@ -214,8 +122,8 @@ fn every_rank_knows_its_number_and_its_lines_are_tagged_with_it() {
 
 #[test]
 fn without_tags_lines_come_as_they_are() {
-    let run = script(2, &["--no-tag"], "echo rank $CARRACK_RANK").run();
-    assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["rank 0", "rank 1"])));
+    let run = ran(script(2, &["--no-tag"], "echo rank $CARRACK_RANK"));
+    assert_eq!((run.status.code(), lines(&run)), (Some(0), BTreeSet::from(["rank 0", "rank 1"])));
 }
 
 /// CUDA's library starts a thread in any process that uses it, the launcher of `carrack perf`
@@ -239,16 +147,16 @@ fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
     assert!(compiler.status().unwrap().success(), "the C compiler failed");
     for _ in 0..10 {
         let mut job = job(2, &[], &["true"]);
-        job.command.env("LD_PRELOAD", &library);
-        assert_eq!(job.run().code(), 0);
+        job.env("LD_PRELOAD", &library);
+        assert_eq!(ran(job).status.code(), Some(0));
     }
     fs::remove_file(library).unwrap();
 }
 
 #[test]
 fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
-    let run = script(4, &[], "[ $CARRACK_RANK = 2 ] && exit 3; sleep 1000").run();
-    assert_eq!(run.code(), 3);
+    let run = ran(script(4, &[], "[ $CARRACK_RANK = 2 ] && exit 3; sleep 1000"));
+    assert_eq!(run.status.code(), Some(3));
     assert!(run.stderr.contains("rank 2 exited with status 3; ending the "), "{}", run.stderr);
     assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
 }
@@ -259,11 +167,11 @@ fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
 fn ranks_that_meet_are_told_of_one_that_never_comes() {
     for when in ["exit 0", "sleep 1; exit 0"] {
         let explain = format!(
-            "[ $CARRACK_RANK = 1 ] && {{ {when}; }}; exec env -u {MARK} '{}' explain",
+            "[ $CARRACK_RANK = 1 ] && {{ {when}; }}; exec '{}' explain",
             carrack().display()
         );
-        let run = script(3, &[], &explain).run();
-        assert_eq!(run.code(), 1);
+        let run = ran(script(3, &[], &explain));
+        assert_eq!(run.status.code(), Some(1));
         // The first rank that reports it has the others ended. A rank that has heard it from
         // another names the missing rank.
         let told = |line: &str| line.contains("] carrack: barrier: ") && line.contains("rank 1");
@@ -274,12 +182,12 @@ fn ranks_that_meet_are_told_of_one_that_never_comes() {
 #[test]
 fn ranks_that_meet_are_told_of_one_that_there_is_no_path_to() {
     let explain = format!(
-        "[ $CARRACK_RANK = 1 ] && export CARRACK_TRANSPORT=loopback; exec env -u {MARK} '{}' \
+        "[ $CARRACK_RANK = 1 ] && export CARRACK_TRANSPORT=loopback; exec '{}' \
         explain",
         carrack().display()
     );
-    let run = script(3, &[], &explain).run();
-    assert_eq!(run.code(), 1);
+    let run = ran(script(3, &[], &explain));
+    assert_eq!(run.status.code(), Some(1));
     let told = |line: &str| {
         line.contains("] carrack: barrier: ")
             && (line.contains("rank 1")
@@ -290,40 +198,39 @@ fn ranks_that_meet_are_told_of_one_that_there_is_no_path_to() {
 
 #[test]
 fn a_rank_killed_by_a_signal_is_named_with_the_signal() {
-    let run = script(2, &[], "[ $CARRACK_RANK = 1 ] && kill -KILL $$; sleep 1000").run();
-    assert_eq!(run.code(), 137);
+    let run = ran(script(2, &[], "[ $CARRACK_RANK = 1 ] && kill -KILL $$; sleep 1000"));
+    assert_eq!(run.status.code(), Some(137));
     assert!(run.stderr.contains("rank 1 was killed by signal 9 (SIGKILL)"), "{}", run.stderr);
 }
 
 #[test]
 fn ranks_that_ignore_being_asked_to_end_are_killed() {
-    let run = script(
+    let run = ran(script(
         2,
         &[],
         "[ $CARRACK_RANK = 1 ] && exit 5; trap '' TERM; sleep 1000 & wait; sleep 1000",
-    )
-    .run();
-    assert_eq!(run.code(), 5);
+    ));
+    assert_eq!(run.status.code(), Some(5));
 }
 
 #[test]
 fn a_stopped_rank_is_ended_too() {
-    let run = script(2, &[], "[ $CARRACK_RANK = 1 ] && sleep 0.3 && exit 5; kill -STOP $$").run();
-    assert_eq!(run.code(), 5);
+    let run = ran(script(2, &[], "[ $CARRACK_RANK = 1 ] && sleep 0.3 && exit 5; kill -STOP $$"));
+    assert_eq!(run.status.code(), Some(5));
 }
 
 #[test]
 fn a_program_that_does_not_exist_is_one_clear_error() {
-    let run = job(4, &[], &["no-such-program"]).run();
-    assert_eq!(run.code(), 127);
+    let run = ran(job(4, &[], &["no-such-program"]));
+    assert_eq!(run.status.code(), Some(127));
     assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
     assert!(
         run.stderr.contains("no-such-program") && run.stderr.contains("PATH"),
         "{}",
         run.stderr
     );
-    let run = job(1, &[], &["./examples/no-such-example"]).run();
-    assert_eq!(run.code(), 127);
+    let run = ran(job(1, &[], &["./examples/no-such-example"]));
+    assert_eq!(run.status.code(), Some(127));
     assert!(
         run.stderr.contains("cargo build") && run.stderr.contains("--examples"),
         "{}",
@@ -333,8 +240,8 @@ fn a_program_that_does_not_exist_is_one_clear_error() {
 
 #[test]
 fn a_file_that_is_no_program_is_one_clear_error() {
-    let run = job(4, &[], &["/proc/version"]).run();
-    assert_eq!(run.code(), 126);
+    let run = ran(job(4, &[], &["/proc/version"]));
+    assert_eq!(run.status.code(), Some(126));
     assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
 }
 
@@ -343,9 +250,9 @@ fn a_program_that_only_the_attempt_shows_to_be_broken_is_one_clear_error() {
     let file = std::env::temp_dir().join(format!("carrack-broken-program-{}", std::process::id()));
     fs::write(&file, "#!/no/such/interpreter\n").unwrap();
     fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let run = job(2, &[], &[file.to_str().unwrap()]).run();
+    let run = ran(job(2, &[], &[file.to_str().unwrap()]));
     fs::remove_file(&file).unwrap();
-    assert_eq!(run.code(), 127, "{}", run.stderr);
+    assert_eq!(run.status.code(), Some(127), "{}", run.stderr);
     assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
     assert!(run.stderr.contains("rank 0 could not be started"), "{}", run.stderr);
 }
@@ -354,43 +261,45 @@ fn a_program_that_only_the_attempt_shows_to_be_broken_is_one_clear_error() {
 fn a_program_is_found_beside_the_carrack_command() {
     // `carrack` is not in PATH, and is found in the folder of the command itself.
     let mut job = job(1, &["--no-tag"], &["carrack", "--help"]);
-    job.command.env("PATH", "/nowhere");
-    let run = job.run();
-    assert_eq!(run.code(), 0, "{}", run.stderr);
+    job.env("PATH", "/nowhere");
+    let run = ran(job);
+    assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
     assert!(run.stdout.contains("run"), "{}", run.stdout);
 }
 
 #[test]
 fn a_number_of_ranks_out_of_range_is_refused() {
     for ranks in [0, 4097] {
-        let run = job(ranks, &[], &["true"]).run();
-        assert_eq!(run.code(), 2);
+        let run = ran(job(ranks, &[], &["true"]));
+        assert_eq!(run.status.code(), Some(2));
         assert!(run.stderr.contains("1 to 4096 ranks"), "{}", run.stderr);
     }
 }
 
 #[test]
 fn what_ranks_leave_in_the_background_ends_with_the_job() {
-    let run = script(2, &[], "setsid sh -c 'sleep 1000 & sleep 1000' & echo done").run();
-    assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["[0] done", "[1] done"])));
+    let run = ran(script(2, &[], "setsid sh -c 'sleep 1000 & sleep 1000' & echo done"));
+    assert_eq!(
+        (run.status.code(), lines(&run)),
+        (Some(0), BTreeSet::from(["[0] done", "[1] done"]))
+    );
 }
 
 #[test]
 fn a_job_that_takes_too_long_is_ended() {
-    let run = script(2, &["--timeout", "0.3"], TWO_SLEEPERS).run();
-    assert_eq!(run.code(), 124);
+    let run = ran(script(2, &["--timeout", "0.3"], TWO_SLEEPERS));
+    assert_eq!(run.status.code(), Some(124));
     assert!(run.stderr.contains("--timeout"), "{}", run.stderr);
 }
 
 #[test]
 fn output_for_which_there_is_no_room_ends_the_job_with_the_reason() {
     let mut job = script(2, &[], "echo here; sleep 1000");
-    job.command.stdout(fs::File::create("/dev/full").unwrap());
-    let run = job.command.output().unwrap();
-    let said = String::from_utf8_lossy(&run.stderr);
+    job.stdout(fs::File::create("/dev/full").unwrap());
+    let run = ran(job);
+    let said = &run.stderr;
     assert!(said.contains("stdout") && said.contains("No space left on device"), "{said}");
     assert_eq!(run.status.code(), Some(1), "{said}");
-    nothing_is_left(&job.mark);
 }
 
 #[test]
@@ -398,14 +307,14 @@ fn no_line_is_lost_where_stdout_is_full_and_does_not_block() {
     let mut job = script(2, &["--no-tag"], "seq 1 20000");
     let (mut reader, writer) = std::io::pipe().unwrap();
     fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
-    job.command.stdout(writer).stderr(Stdio::inherit());
-    let mut child = job.command.spawn().unwrap();
-    drop(job.command);
+    job.stdout(writer).stderr(Stdio::inherit());
+    let child = Running::start(&mut job).unwrap();
+    drop(job);
     // The ranks fill it meanwhile.
     thread::sleep(Duration::from_millis(500));
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
-    assert!(wait(&mut child).success());
+    assert!(child.ends().status.success());
     assert_eq!(text.lines().count(), 2 * 20000);
 }
 
@@ -416,12 +325,12 @@ fn lines_are_whole_although_all_ranks_write_both_streams_to_one_pipe() {
                 for (i = 0; i < 200; i++) print l }'";
     let mut job = script(4, &[], &format!("{line} & {line} >&2; wait"));
     let (mut reader, writer) = std::io::pipe().unwrap();
-    job.command.stdout(writer.try_clone().unwrap()).stderr(writer);
-    let mut child = job.command.spawn().unwrap();
-    drop(job.command);
+    job.stdout(writer.try_clone().unwrap()).stderr(writer);
+    let child = Running::start(&mut job).unwrap();
+    drop(job);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
-    assert!(wait(&mut child).success());
+    assert!(child.ends().status.success());
     assert_eq!(text.lines().count(), 4 * 2 * 200);
     for line in text.lines() {
         let rank = &line[1..2];
@@ -431,14 +340,19 @@ fn lines_are_whole_although_all_ranks_write_both_streams_to_one_pipe() {
 
 #[test]
 fn an_unfinished_last_line_is_printed() {
-    let run = script(2, &[], "printf 'the end of %s' $CARRACK_RANK").run();
-    assert_eq!(run.stdout_lines(), BTreeSet::from(["[0] the end of 0", "[1] the end of 1"]));
-    assert!(run.stdout.ends_with('\n'));
+    let mut job = script(2, &[], "printf 'the end of %s' $CARRACK_RANK");
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    job.stdout(writer);
+    ran(job);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    let lines: BTreeSet<_> = text.split_inclusive('\n').collect();
+    assert_eq!(lines, BTreeSet::from(["[0] the end of 0\n", "[1] the end of 1\n"]));
 }
 
 #[test]
 fn a_very_long_line_comes_in_pieces_and_nothing_is_lost() {
-    let run = script(1, &[], "head -c 200000 /dev/zero | tr '\\0' x; echo; echo short").run();
+    let run = ran(script(1, &[], "head -c 200000 /dev/zero | tr '\\0' x; echo; echo short"));
     let lines: Vec<_> = run.stdout.lines().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
     assert_eq!(
         lines.iter().map(|line| line.len()).collect::<Vec<_>>(),
@@ -450,15 +364,11 @@ fn a_very_long_line_comes_in_pieces_and_nothing_is_lost() {
 #[test]
 fn rank_0_has_the_launchers_stdin_and_the_others_have_none() {
     let mut job = job(3, &[], &["cat"]);
-    job.command.stdin(Stdio::piped());
-    let mut child = job.command.spawn().unwrap();
-    let mut stdin: ChildStdin = child.stdin.take().unwrap();
-    stdin.write_all(b"hello\n").unwrap();
-    drop(stdin);
-    let output: Output = child.wait_with_output().unwrap();
-    assert!(output.status.success());
-    assert_eq!(output.stdout, b"[0] hello\n");
-    nothing_is_left(&job.mark);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"hello\n").unwrap();
+    drop(writer);
+    job.stdin(reader);
+    assert_eq!(succeeded(&ran(job)), "[0] hello\n");
 }
 
 #[test]
@@ -466,8 +376,8 @@ fn a_rank_inherits_one_descriptor_more_than_a_program_started_directly() {
     let count = "ls /proc/self/fd | wc -l";
     let directly = Command::new("sh").args(["-c", count]).stdin(Stdio::null()).output().unwrap();
     let directly: u32 = String::from_utf8(directly.stdout).unwrap().trim().parse().unwrap();
-    let run = script(3, &["--no-tag"], count).run();
-    assert_eq!(run.stdout_lines(), BTreeSet::from([(directly + 1).to_string().as_str()]));
+    let run = ran(script(3, &["--no-tag"], count));
+    assert_eq!(lines(&run), BTreeSet::from([(directly + 1).to_string().as_str()]));
 }
 
 #[test]
@@ -475,7 +385,7 @@ fn a_rank_has_the_users_signals_and_limits_and_not_the_keepers() {
     let show = "cat /proc/self/status; ulimit -n";
     let directly = Command::new("sh").args(["-c", show]).output().unwrap();
     let directly = String::from_utf8(directly.stdout).unwrap();
-    let run = script(1, &["--no-tag"], show).run();
+    let run = ran(script(1, &["--no-tag"], show));
     let signals = |text: &str, name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         // Up to 31: the two after it are the C library's own. And without those that `job` sets.
@@ -491,20 +401,20 @@ fn a_rank_has_the_users_signals_and_limits_and_not_the_keepers() {
 
 #[test]
 fn ranks_are_pinned_one_to_a_cpu_when_asked() {
-    let run = script(2, &["--bind", "core"], "grep Cpus_allowed_list /proc/self/status").run();
-    assert_eq!(run.code(), 0);
+    let run = ran(script(2, &["--bind", "core"], "grep Cpus_allowed_list /proc/self/status"));
+    assert_eq!(run.status.code(), Some(0));
     for line in run.stdout.lines() {
         let cpus = line.split_once('\t').unwrap().1;
         assert!(cpus.parse::<u32>().is_ok(), "one CPU: {line}");
     }
-    let run = job(4096, &["--bind", "core", "--timeout", "0.001"], &["true"]).run();
+    let run = ran(job(4096, &["--bind", "core", "--timeout", "0.001"], &["true"]));
     assert!(run.stderr.contains("warning: 4096 ranks share"), "{}", run.stderr);
 }
 
 #[test]
 fn ranks_exchange_values_through_the_launcher_and_meet_at_fences() {
-    let run = role(8, "exchange").run();
-    assert_eq!(run.code(), 0, "{}{}", run.stdout, run.stderr);
+    let run = ran(role(8, "exchange"));
+    assert_eq!(run.status.code(), Some(0), "{}{}", run.stdout, run.stderr);
     for rank in 0..8 {
         assert!(run.stdout.contains(&format!("[{rank}] exchanged with 8")), "{}", run.stdout);
     }
@@ -512,8 +422,8 @@ fn ranks_exchange_values_through_the_launcher_and_meet_at_fences() {
 
 #[test]
 fn a_fence_fails_and_names_the_rank_that_died() {
-    let run = role(3, "die").run();
-    assert_eq!(run.code(), 137);
+    let run = ran(role(3, "die"));
+    assert_eq!(run.status.code(), Some(137));
     for rank in [0, 2] {
         let told = format!("[{rank}] the fence failed: rank 1 was killed by signal 9");
         assert!(run.stdout.contains(&told), "{}", run.stdout);
@@ -522,8 +432,8 @@ fn a_fence_fails_and_names_the_rank_that_died() {
 
 #[test]
 fn a_fence_fails_when_a_rank_has_ended_without_reaching_it() {
-    let run = role(3, "leave").run();
-    assert_eq!(run.code(), 0, "{}{}", run.stdout, run.stderr);
+    let run = ran(role(3, "leave"));
+    assert_eq!(run.status.code(), Some(0), "{}{}", run.stdout, run.stderr);
     for rank in [0, 2] {
         assert!(
             run.stdout.contains(&format!("[{rank}] the fence failed: rank 1 ")),
@@ -542,8 +452,8 @@ fn a_process_that_a_rank_starts_is_told_that_it_is_no_rank() {
         test.display()
     );
     let mut job = script(1, &[], &child);
-    job.command.env(ROLE, "join");
-    let run = job.run();
+    job.env(ROLE, "join");
+    let run = ran(job);
     assert!(run.stdout.contains("[0] not joined: CARRACK_BOOTSTRAP_FD is 987"), "{}", run.stdout);
 }
 
@@ -637,17 +547,12 @@ fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_lat
         "ulimit -n {LIMIT} && exec timeout 100 \"$0\" perf latency --op send --size 8 --seconds \
         0.01"
     );
-    let mut job = job
-        .args(["-c", &script])
-        .arg(carrack())
-        .stderr(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(job.stderr.take().unwrap()).lines();
-    let warned = said.by_ref().map_while(Result::ok).find(|line| line.contains("ulimit -n"));
+    job.args(["-c", &script]).arg(carrack());
+    let mut job = started(job);
+    let warned = std::iter::from_fn(|| job.next_line(Stream::Err, WATCHDOG))
+        .any(|line| line.contains("ulimit -n"));
     // What is on its way goes with the sockets.
     drop((ours, theirs));
-    let rest: Vec<_> = said.map_while(Result::ok).collect();
-    assert!(job.wait().unwrap().success() && warned.is_some(), "{warned:?}, {rest:?}");
+    succeeded(&job.ends());
+    assert!(warned, "it was not at the limit");
 }

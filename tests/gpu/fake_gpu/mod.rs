@@ -21,6 +21,7 @@ use carrack_transports::gpu::{
     Driver, Event, Flavour, Gpu, GpuError, Handle, HandleForm, HandleKey, Stream, Until,
 };
 use carrack_transports::mem::{AllocId, CopyError, GpuUuid, MemKind, Region};
+use children::Running;
 use rand::{Rng, RngCore, SeedableRng, rngs::SmallRng};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -31,7 +32,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -41,41 +42,36 @@ const ROLE: &str = "CARRACK_FAKE_GPU_CHILD";
 
 // ---- the other process --------------------------------------------------------------------------
 
+/// Time for which the other process is waited for.
+const LIMIT: Duration = Duration::from_secs(30);
+
 /// A process of this test binary that plays a role. Killed when dropped.
 struct Other {
-    process: Child,
+    process: Running,
     wire: UnixStream,
 }
 
 impl Other {
     fn start(role: &str) -> Self {
         let (wire, theirs) = UnixStream::pair().unwrap();
-        wire.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let process = Command::new(std::env::current_exe().unwrap())
+        wire.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "fake_gpu::child", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::null());
+        let process = Running::start(&mut command).unwrap();
         Self { process, wire }
     }
 
-    fn end(mut self) -> ExitStatus {
+    fn end(self) -> ExitStatus {
         drop(self.wire.shutdown(std::net::Shutdown::Write));
-        self.process.wait().unwrap()
+        self.process.heard(LIMIT).unwrap().status
     }
 
     fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.end();
     }
 }
 

@@ -14,7 +14,7 @@ use rand::Rng;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A launcher: returns the commands, words each, that start so many ranks of a program on each
@@ -75,7 +75,7 @@ fn run(commands: &[Vec<String>], succeeds: bool) -> String {
         // A job that hangs fails.
         let heard = children::hear(&mut command, Duration::from_secs(100));
         let heard = heard.unwrap_or_else(|error| panic!("{error}"));
-        let said = heard.said + &heard.complained;
+        let said = heard.stdout + &heard.stderr;
         let is_right = heard.status.success() || !succeeds;
         assert!(is_right, "{words:?}: {}\n{said}", heard.status);
         said
@@ -234,7 +234,11 @@ impl Slurm {
         ] {
             let log = File::create(slurm.folder.join(format!("{name}.out"))).unwrap();
             let mut daemon = Command::new("sh");
-            daemon.args(["-c", &script]).stdout(log.try_clone().unwrap()).stderr(log);
+            daemon
+                .args(["-c", &script])
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().unwrap())
+                .stderr(log);
             slurm.daemons.push(Running::start(&mut daemon).unwrap());
             std::thread::sleep(Duration::from_millis(300));
         }

@@ -1,7 +1,14 @@
 //! Processes that tests start.
 
-use rustix::process::Pid;
-use std::process::Command;
+use super::patience;
+use ::children::{Heard, Running, Stream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Time limit of a process, and of what is waited for in it. It only turns a hang into a failure.
+fn limit() -> Duration {
+    patience(Duration::from_secs(300))
+}
 
 /// Removes Carrack's variables, and these, with which the test itself may have been started.
 pub fn unset<'a>(command: &'a mut Command, also: &[&str]) -> &'a mut Command {
@@ -14,7 +21,59 @@ pub fn unset<'a>(command: &'a mut Command, also: &[&str]) -> &'a mut Command {
     command
 }
 
-/// Returns the processes that have inherited this variable.
-pub fn with_variable(name: &str, value: &str) -> Vec<Pid> {
-    ::children::with_variable(name, |other| other == value.as_bytes()).collect()
+/// Starts a process whose outputs the test reads. It ends with the test, however that ends.
+#[track_caller]
+pub fn started(mut command: Command) -> Running {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::start(&mut command).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What a test asks of a process.
+pub trait Watched {
+    /// Waits until it says this on its standard output.
+    fn hears(&mut self, word: &str);
+
+    /// Waits for its end, and returns what it has said.
+    fn ends(self) -> Heard;
+
+    /// As [`ends`](Self::ends), and the process has to leave none behind, however it ends.
+    fn ends_with_all(self) -> Heard;
+}
+
+impl Watched for Running {
+    #[track_caller]
+    fn hears(&mut self, word: &str) {
+        while let Some(line) = self.next_line(Stream::Out, limit()) {
+            if line.contains(word) {
+                return;
+            }
+        }
+        panic!("it has not said {word:?}");
+    }
+
+    #[track_caller]
+    fn ends(self) -> Heard {
+        self.heard(limit()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[track_caller]
+    fn ends_with_all(mut self) -> Heard {
+        let ended = self.wait(limit(), ::children::pause);
+        let began = Instant::now();
+        while self.processes().next().is_some() && began.elapsed() < limit() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(matches!(ended, Ok(Some(_))), "it does not end: {ended:?}");
+        let heard = self.ends();
+        assert!(heard.left.is_empty(), "left behind: {:?}", heard.left);
+        heard
+    }
+}
+
+/// Returns the standard output of a process that has succeeded.
+#[track_caller]
+pub fn succeeded(heard: &Heard) -> String {
+    let Heard { status, stdout, stderr, .. } = heard;
+    assert!(status.success(), "{status}\n{stdout}\n{stderr}");
+    stdout.clone()
 }

@@ -83,16 +83,10 @@ impl Nodes {
         vec!["ip", "netns", "exec", &self.names[node as usize]]
     }
 
-    /// Writes a program that takes the place of ssh: `FILE [OPTIONS] ADDRESS COMMAND...` runs the
-    /// command by a shell on a node, under a host name of the node's own.
+    /// Writes a program that takes the place of ssh, for launchers.
     pub fn agent(&self, folder: &Path) -> PathBuf {
         let [zero, one] = &self.names;
-        let script = format!(
-            "#!/bin/sh\n\
-             while case $1 in -[polFi]) shift 2 ;; -*) shift ;; *) false ;; esac; do :; done\n\
-             case $1 in *.1) node=0 name={zero} ;; *) node=1 name={one} ;; esac; shift\n\
-             exec ip netns exec $name unshare --uts sh -c \"hostname node$node; $*\"\n"
-        );
+        let script = format!("#!/bin/sh\nzero={zero} one={one}\n{}", include_str!("agent.sh"));
         let path = folder.join(format!("{zero}-agent"));
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();

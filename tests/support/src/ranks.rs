@@ -5,18 +5,18 @@
 //! A program that uses this module has a test named [`ROLE_TEST`], which plays the role of
 //! [`Role::of_this_process`].
 
-use super::children::with_variable;
 use super::folder::Folder;
 use super::{built, until};
+use ::children::{Running, pause};
 use carrack::bootstrap::{Bootstrap, BootstrapError, JobId, Source};
 use carrack::settings::{Settings, SettingsBuilder};
 use carrack::{Rank, Runtime, WaitError};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ fn in_target() -> PathBuf {
 
 /// Processes of one job, as their parent sees them.
 pub struct Ranks {
-    children: Vec<Child>,
+    processes: Vec<Running>,
     folder: PathBuf,
     shm: BTreeSet<String>,
 }
@@ -112,22 +112,21 @@ impl Ranks {
             in_role(&mut command, role, (rank, size), words)
                 .env(FOLDER, &folder)
                 .envs(variable(rank))
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap()
+                .stdin(Stdio::null())
+                .stdout(Stdio::null());
+            Running::start(&mut command).unwrap()
         };
-        Self { children: (0..size).map(rank).collect(), folder, shm }
+        Self { processes: (0..size).map(rank).collect(), folder, shm }
     }
 
     /// Sends a signal to one of them.
     pub fn signal(&self, rank: Rank, signal: Signal) {
-        let pid = self.children[rank.0 as usize].id();
-        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+        self.processes[rank.0 as usize].signal(signal);
     }
 
     /// Returns `true` if a signal has stopped a rank.
     pub fn is_stopped(&self, rank: Rank) -> bool {
-        let pid = self.children[rank.0 as usize].id();
+        let pid = self.processes[rank.0 as usize].id();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         // Behind the name, which is in parentheses.
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
@@ -137,7 +136,7 @@ impl Ranks {
     pub fn hears(&mut self, what: &str, rank: u32) -> bool {
         let folder = Folder::new(self.folder.clone(), PARENT, 0);
         while folder.get(&said(what, rank)).unwrap().is_none() {
-            if self.children[rank as usize].try_wait().unwrap().is_some() {
+            if self.processes[rank as usize].ended().unwrap().is_some() {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -156,14 +155,16 @@ impl Ranks {
     }
 
     fn wait(&mut self) -> Vec<ExitStatus> {
-        self.children.iter_mut().map(|rank| rank.wait().unwrap()).collect()
+        // A rank ends itself when it hangs.
+        let ended = |rank: &mut Running| rank.wait(Duration::MAX, pause).unwrap().unwrap();
+        self.processes.iter_mut().map(ended).collect()
     }
 
     /// Waits for all of them, and looks that nothing is left.
     pub fn end(mut self) -> Vec<ExitStatus> {
         let statuses = self.wait();
-        let left = with_variable(FOLDER, self.folder.to_str().unwrap());
-        assert_eq!(left.len(), 0, "processes are left");
+        let left = self.processes.iter().flat_map(Running::processes).count();
+        assert_eq!(left, 0, "processes are left");
         // Other programs create short-lived files there, so only a file that stays is a leak.
         let start = Instant::now();
         // The next start of NVIDIA's driver removes the files that a killed process left.
@@ -180,7 +181,7 @@ impl Ranks {
     #[track_caller]
     fn end_in_roles(mut self) -> Vec<ExitStatus> {
         self.wait();
-        let taken = (0..self.children.len()).all(|rank| self.has_said(TAKEN, rank as u32));
+        let taken = (0..self.processes.len()).all(|rank| self.has_said(TAKEN, rank as u32));
         assert!(taken, "a rank has not taken its role: is there a test of that path?");
         self.end()
     }
@@ -261,10 +262,7 @@ pub fn succeeded(rank: usize, status: ExitStatus) {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        for rank in &mut self.children {
-            let _ = rank.kill();
-            let _ = rank.wait();
-        }
+        self.processes.clear();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -6,11 +6,12 @@ use super::network::{LIMIT, Trouble};
 use super::{is_in_guests, node};
 use crate::support::Watchdog;
 use crate::support::built;
+use crate::support::children::{Watched as _, succeeded};
 use crate::support::guests::{Port, joining};
 use crate::support::ranks::far_rank;
-use std::io::{BufRead as _, BufReader};
+use children::Running;
 use std::path::Path;
-use std::process::{Child, Command, Output};
+use std::process::Command;
 use std::time::Duration;
 
 const NODES: u32 = 2;
@@ -23,16 +24,10 @@ fn run(program: &Path, arguments: &[&str], ranks_each: u32, port: Port) -> Vec<S
         let mut command = Command::new(program);
         command.args(arguments).env("RANK", (node() * ranks_each + at).to_string());
         command.env("WORLD_SIZE", (NODES * ranks_each).to_string());
-        joining(&mut command, port).spawn().unwrap()
+        Running::start(joining(&mut command, port)).unwrap()
     };
-    let ranks: Vec<Child> = (0..ranks_each).map(start).collect();
-    let ended = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap());
-    let said = |Output { status, stdout, .. }: Output| {
-        let said = String::from_utf8(stdout).unwrap();
-        assert!(status.success(), "{status}\n{said}");
-        said
-    };
-    ended.map(said).collect()
+    let ranks: Vec<_> = (0..ranks_each).map(start).collect();
+    ranks.into_iter().map(|rank| succeeded(&rank.ends())).collect()
 }
 
 #[test]
@@ -106,37 +101,28 @@ fn four_ranks_on_two_nodes_steal_work_until_the_whole_tree_is_searched() {
 }
 
 /// This node's rank on a course of two.
-pub(crate) struct OnCourse {
-    child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
+pub(crate) struct OnCourse(Running);
 
 impl OnCourse {
     pub(crate) fn start(course: Course, port: Port) -> Self {
         let mut command = far_rank("verbs_guest::course", (node(), course.ranks), &course.words());
-        let mut child = joining(&mut command, port).envs(course.nic()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
+        Self(Running::start(joining(&mut command, port).envs(course.nic())).unwrap())
     }
 
     /// Waits until it says this.
     #[track_caller]
     pub(crate) fn hears(&mut self, word: &str) {
-        assert!(self.lines.any(|line| line.unwrap() == word), "it has not said {word:?}");
+        self.0.hears(word);
     }
 
     /// It is of no further interest: its bootstrap waits two minutes for a node that is silent.
     pub(crate) fn end(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.0.end();
     }
 
     #[track_caller]
-    pub(crate) fn succeed(mut self) {
-        // Read to its end: a rank must not wait for room in its pipe.
-        let said: Vec<String> = self.lines.map(Result::unwrap).collect();
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "{status}\n{said:#?}");
+    pub(crate) fn succeed(self) {
+        succeeded(&self.0.ends());
     }
 }
 

@@ -9,6 +9,7 @@ use crate::processes;
 use crate::streams;
 use crate::waits;
 use carrack_transports::gpu::Handle;
+use children::Running;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -17,14 +18,17 @@ use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const ROLE: &str = "CARRACK_CUDA_CHILD";
 
+/// Time for which the other process is waited for.
+const LIMIT: Duration = Duration::from_secs(300);
+
 /// A process that plays a role. Killed when dropped.
 pub struct Other {
-    process: Child,
+    process: Running,
     pub wire: Wire,
 }
 
@@ -32,15 +36,15 @@ impl Other {
     /// Starts it, with environment variables of its own.
     pub fn start(role: &str, environment: &[(&str, &str)]) -> Self {
         let (wire, theirs) = UnixStream::pair().unwrap();
-        wire.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
-        let process = Command::new(std::env::current_exe().unwrap())
+        wire.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .envs(environment.iter().copied())
             .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::inherit())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::inherit());
+        let process = Running::start(&mut command).unwrap();
         Self { process, wire: Wire(wire) }
     }
 
@@ -50,21 +54,13 @@ impl Other {
     }
 
     /// Waits for its end, which must be a good one.
-    pub fn expect_success(mut self) {
+    pub fn expect_success(self) {
         self.wire.0.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(self.process.wait().unwrap().success());
+        assert!(self.process.heard(LIMIT).unwrap().status.success());
     }
 
     pub fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.end();
     }
 }
 

@@ -110,7 +110,7 @@ impl Kernel {
         command.args(["--set-version", &self.version, "--show-depends", "--all"]);
         command.args(names.split(' '));
         // modprobe fails for modules that this kernel lacks; callers check for what they require.
-        Ok(in_order(&children::hear(&mut command, UNPACK)?.said))
+        Ok(in_order(&children::hear(&mut command, UNPACK)?.stdout))
     }
 }
 

@@ -1,6 +1,7 @@
 //! One run: guests boot, the command begins in all at once, and output and status come back.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -283,7 +284,7 @@ impl Guest {
         }
         let log = File::create(folder.join(qemu::LOG))?.into_file();
         let mut qemu = qemu::command(node, plan, parts, left);
-        let qemu = Running::start(qemu.stdout(log.try_clone()?).stderr(log))?;
+        let qemu = Running::start(qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))?;
         let tail = |name: &str| Tail::new(folder.join(name));
         Ok(Self {
             node,

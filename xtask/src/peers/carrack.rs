@@ -56,7 +56,7 @@ impl Carrack {
             command.env("CARRACK_TRANSPORT", "tcp").env("CARRACK_JOB_SECRET", "a benchmark's own");
             command
         });
-        let other = Running::start(other.stdout(Stdio::null()))?;
+        let other = Running::start(other.stdin(Stdio::null()).stdout(Stdio::null()))?;
         let heard = children::hear(&mut first, limit(seconds))?;
         drop(other);
         Ok((first, heard))
@@ -86,7 +86,7 @@ impl Side for Carrack {
         let cores = self.0.cores.first(row.cores()).map_err(Out::Cannot)?;
         let (command, heard) = self.run(row, cores, TRY_SECONDS)?;
         if heard.status.code() == Some(REFUSED) {
-            return Out::cannot(&reason(&heard.complained));
+            return Out::cannot(&reason(&heard.stderr));
         }
         read(&heard.unless_failed(&command)?, row)?;
         Ok(Setting { variant: &AS_IT_COMES[0], iterations: 0 })

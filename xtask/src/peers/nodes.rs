@@ -16,6 +16,9 @@ use crate::workspace::BUILD;
 /// Address of a node, in its namespace.
 pub(super) const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
+/// A program that takes the place of ssh.
+const AGENT: &str = include_str!("../../../tests/support/src/agent.sh");
+
 /// The nodes' namespaces, and a program that takes the place of ssh; they are removed with it.
 #[derive(Debug)]
 pub(super) struct Nodes([String; 2], PathBuf);
@@ -26,19 +29,13 @@ impl Nodes {
         let names = [0, 1].map(|node| format!("carrack-{}-{node}", std::process::id()));
         let agent = folder.join(format!("{}-agent", names[0]));
         let nodes = Self(names, agent);
-        let Self([one, other], agent) = &nodes;
-        // A launcher takes nodes of one name for one node.
-        let script = format!(
-            "#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\n\
-             case $1 in *.1) node=0 name={one} ;; *) node=1 name={other} ;; esac; shift\n\
-             exec ip netns exec $name unshare --uts sh -c \"hostname node$node; $*\"\n"
-        );
-        fs::write(agent, script)?;
+        let Self([zero, one], agent) = &nodes;
+        fs::write(agent, format!("#!/bin/sh\nzero={zero} one={one}\n{AGENT}"))?;
         fs::set_permissions(agent, Permissions::from_mode(0o755))?;
-        for name in [one, other] {
+        for name in [zero, one] {
             ip(&format!("netns add {name}"))?;
         }
-        ip(&format!("-n {one} link add eth0 type veth peer name eth0 netns {other}"))?;
+        ip(&format!("-n {zero} link add eth0 type veth peer name eth0 netns {one}"))?;
         for (name, address) in nodes.0.iter().zip(ADDRESSES) {
             ip(&format!("-n {name} address add {address}/24 dev eth0"))?;
             ip(&format!("-n {name} link set lo up"))?;
@@ -49,7 +46,14 @@ impl Nodes {
             let words = format!("-n {name} link show dev eth0");
             let began = Instant::now();
             let link = || children::read(Command::new("ip").args(words.split(' ')), BUILD);
-            while !link()?.contains("LOWER_UP") && began.elapsed() < Duration::from_secs(5) {}
+            let mut found = link()?;
+            while !found.contains("LOWER_UP") {
+                if began.elapsed() > Duration::from_secs(5) {
+                    let (program, expected) = ("ip", "that the network card is up");
+                    return Err(TaskError::Output { program, expected, found });
+                }
+                found = link()?;
+            }
         }
         Ok(nodes)
     }

@@ -179,7 +179,7 @@ pub(super) fn between(
     port: u16,
     seconds: f64,
 ) -> Result<String, TaskError> {
-    let mut server = Running::start(server.stdout(Stdio::null()))?;
+    let mut server = Running::start(server.stdin(Stdio::null()).stdout(Stdio::null()))?;
     // It is not connected to: its first connection is its only one.
     // "  0: 0100007F:3419 00000000:0000 0A ...": address and port in hexadecimal, 0A is LISTEN.
     let line = format!(":{port:04X} 00000000:0000 0A ");

@@ -4,9 +4,10 @@
 use crate::verbs::*;
 use carrack_simulators::nic::{Config, FABRIC_VARIABLE, SimulatedNic};
 use carrack_transports::verbs::sys::bindings as ibv;
-use std::io::{BufRead, BufReader, Write};
+use children::{Running, Stream};
+use std::io::{PipeWriter, Write};
 use std::os::fd::AsFd;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Environment variable that gives the other process its task.
@@ -16,24 +17,21 @@ const LEN: usize = 300_000;
 
 /// The other process.
 struct Peer {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    process: Running,
+    to: PipeWriter,
 }
 
 impl Peer {
     fn start(fabric: &str, kind: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let (commands, to) = std::io::pipe().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "simulated_nic::processes::the_other_process", "--nocapture"])
             .env(VARIABLE, kind)
             .env(FABRIC_VARIABLE, fabric)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (to, from) =
-            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, to, from }
+            .stdin(commands)
+            .stdout(Stdio::piped());
+        Self { process: Running::start(&mut command).unwrap(), to }
     }
 
     fn tell(&mut self, numbers: &[u64]) {
@@ -42,20 +40,13 @@ impl Peer {
 
     fn hear(&mut self) -> Vec<u64> {
         loop {
-            let mut line = String::new();
-            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the other process has ended");
+            let line = self.process.next_line(Stream::Out, Duration::from_secs(300));
+            let line = line.expect("the other process has ended");
             // Output of libtest stands on the same lines.
             if let Some((_, numbers)) = line.split_once('@') {
                 return numbers.split_whitespace().map(|word| word.parse().unwrap()).collect();
             }
         }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -191,8 +182,7 @@ fn a_process_that_is_killed_is_silence_until_the_retries_have_failed() {
         if posted_before {
             (0..20).for_each(write);
         }
-        peer.child.kill().unwrap();
-        peer.child.wait().unwrap();
+        peer.process.end();
         write(100);
         let failed = loop {
             let found = node.completion();
@@ -213,7 +203,7 @@ fn a_process_that_is_killed_is_silence_until_the_retries_have_failed() {
 fn a_process_that_is_stopped_fails_nobody() {
     let Connected { peer, qp, node, remote, nic, .. } = connected("stopped");
     let mine = node.buffer(1000);
-    let pid = rustix::process::Pid::from_raw(peer.child.id() as i32).unwrap();
+    let pid = rustix::process::Pid::from_raw(peer.process.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     // It has stopped when its parent is told.
     rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap();

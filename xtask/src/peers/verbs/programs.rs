@@ -56,7 +56,7 @@ fn setting(row: &Row) -> Setting {
 /// Returns the version that a program prints.
 fn version(program: &str, argument: &str) -> String {
     let said = children::hear(Command::new(program).arg(argument), LIMIT);
-    side::version(&said.map_or_else(|_| String::new(), |said| said.said + &said.complained))
+    side::version(&said.map_or_else(|_| String::new(), |said| said.stdout + &said.stderr))
 }
 
 /// Runs a program of a peer on both processors, and returns the client's output.
