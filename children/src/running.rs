@@ -154,8 +154,8 @@ impl Running {
         }
     }
 
-    /// Waits for the command's end and hands over the lines of its piped outputs. Returns its status
-    /// and which of its processes were still running behind it.
+    /// Waits for the command's end and hands over the lines of its piped outputs. Returns its
+    /// status, and which of its processes were still running behind it.
     pub(crate) fn follow(
         mut self,
         limit: Duration,
