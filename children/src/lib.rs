@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use fs_err as fs;
-use running::GLANCE;
+use running::{Followed, GLANCE};
 use rustix::process::Pid;
 
 /// Variable that marks the processes of a command. It holds the marks of the commands around it,
@@ -86,8 +86,8 @@ pub fn run(
     mut on_line: impl FnMut(&str),
 ) -> Result<(), ChildError> {
     let running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
-    let (status, left) = running.follow(limit, |_, line| on_line(line))?;
-    let heard = Heard { status, stdout: String::new(), stderr: String::new(), left };
+    let Followed { status, left, is_held } = running.follow(limit, |_, line| on_line(line))?;
+    let heard = Heard { status, stdout: String::new(), stderr: String::new(), left, is_held };
     heard.unless_left(command)?.unless_failed(command)?;
     Ok(())
 }
@@ -97,12 +97,14 @@ pub fn run(
 pub struct Heard {
     /// Its status.
     pub status: ExitStatus,
-    /// Its standard output, where it was piped.
+    /// Its standard output, where it was piped. Each line has its end, also the last.
     pub stdout: String,
     /// Its standard error, where it was piped.
     pub stderr: String,
     /// Processes that it had left running, and that were ended.
     pub left: Vec<String>,
+    /// Set if an output was still open, held by a process that was not found.
+    pub is_held: bool,
 }
 
 /// Runs `command` silently, and returns output and status. A command that fails is no error here.

@@ -9,10 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use fs_err as fs;
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, pidfd_send_signal,
-    waitid,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::{ChildError, Heard, MARK, Stream, has_variable, pause, spoken, with_variable};
 
@@ -35,11 +32,13 @@ pub struct Running {
     lines: Receiver<(Stream, String)>,
     /// Lines of one output that came while a line of the other was waited for.
     kept: VecDeque<(Stream, String)>,
+    /// Set once its end was taken up: its number may then be another process's.
+    is_over: bool,
 }
 
 impl Running {
     /// Starts a command. Outputs that are piped are read from now on, and kept until they are
-    /// asked for.
+    /// asked for. An input that is piped is never written or closed.
     ///
     /// All its processes inherit a variable that marks them, by which even a process whose parent
     /// has ended is found. A process group would do the same, but Ctrl-C would no longer reach the
@@ -60,14 +59,17 @@ impl Running {
             .env(MARK, format!("{around}/{mark}"))
             .spawn()
             .map_err(|source| ChildError::Start { program: words.clone(), source })?;
-        let (send, lines) = mpsc::channel();
-        if let Some(stdout) = child.stdout.take() {
+        let (outputs, (send, lines)) =
+            ((child.stdout.take(), child.stderr.take()), mpsc::channel());
+        // Before the threads: where none can be had, the command is ended.
+        let this = Self { child, words, mark, lines, kept: VecDeque::new(), is_over: false };
+        if let Some(stdout) = outputs.0 {
             read_lines(stdout, send.clone(), Stream::Out);
         }
-        if let Some(stderr) = child.stderr.take() {
+        if let Some(stderr) = outputs.1 {
             read_lines(stderr, send, Stream::Err);
         }
-        Ok(Self { child, words, mark, lines, kept: VecDeque::new() })
+        Ok(this)
     }
 
     /// Returns the number of its process.
@@ -95,11 +97,8 @@ impl Running {
     /// Sends a signal to the command, not to the processes that it has started, unless it has
     /// ended.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        // A child that was waited for is none any more, and its number may be a stranger's.
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        if waitid(WaitId::Pid(pid), look).is_ok() {
-            let _ = kill_process(pid, signal);
+        if !self.is_over {
+            let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
 
@@ -109,7 +108,9 @@ impl Running {
     /// When the system does not tell its end.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, ChildError> {
         let lost = |source| ChildError::Lost { command: self.words.clone(), source };
-        self.child.try_wait().map_err(lost)
+        let ended = self.child.try_wait().map_err(lost)?;
+        self.is_over |= ended.is_some();
+        Ok(ended)
     }
 
     /// Waits for the command's end, and returns its status; `None` if it still runs at the limit,
@@ -132,8 +133,8 @@ impl Running {
         }
     }
 
-    /// Waits for the command's end, and returns its status and the piped outputs, without the lines
-    /// that [`next_line`](Self::next_line) has returned.
+    /// Waits for the command's end, and returns its status and the piped outputs, line by line,
+    /// without those that [`next_line`](Self::next_line) has returned.
     ///
     /// # Errors
     /// When it is not done within `limit`; the output is in the error.
@@ -144,7 +145,9 @@ impl Running {
             to.extend([line, "\n"]);
         });
         match ended {
-            Ok((status, left)) => Ok(Heard { status, stdout, stderr, left }),
+            Ok(Followed { status, left, is_held }) => {
+                Ok(Heard { status, stdout, stderr, left, is_held })
+            }
             Err(mut error) => {
                 if let ChildError::TimedOut { said, .. } = &mut error {
                     *said = stdout + &stderr;
@@ -154,13 +157,12 @@ impl Running {
         }
     }
 
-    /// Waits for the command's end and hands over the lines of its piped outputs. Returns its
-    /// status, and which of its processes were still running behind it.
+    /// Waits for the command's end and hands over the lines of its piped outputs.
     pub(crate) fn follow(
         mut self,
         limit: Duration,
         mut on_line: impl FnMut(Stream, &str),
-    ) -> Result<(ExitStatus, Vec<String>), ChildError> {
+    ) -> Result<Followed, ChildError> {
         let began = Instant::now();
         self.kept.drain(..).for_each(|(stream, line)| on_line(stream, &line));
         let mut ended = self.ended()?;
@@ -178,17 +180,20 @@ impl Running {
             pause();
         }
         let left = self.end();
-        let until = Instant::now() + LAST_LINES;
-        while Instant::now() < until
-            && let Ok((stream, line)) = self.lines.recv_timeout(until - Instant::now())
-        {
-            on_line(stream, &line);
+        let (until, mut last, mut is_held) = (Instant::now() + LAST_LINES, Vec::new(), true);
+        while is_held && Instant::now() < until {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                // Not handed over yet: the caller may be slow.
+                Ok(line) => last.push(line),
+                Err(end) => is_held = end == RecvTimeoutError::Timeout,
+            }
         }
+        last.iter().for_each(|(stream, line)| on_line(*stream, line));
         let timed_out = || {
             let command = self.words.clone();
             ChildError::TimedOut { command, limit, said: String::new() }
         };
-        Ok((ended.ok_or_else(timed_out)?, left))
+        Ok(Followed { status: ended.ok_or_else(timed_out)?, left, is_held })
     }
 
     /// Asks all its processes by SIGTERM to end, so that a launcher among them can end its job.
@@ -222,7 +227,7 @@ impl Running {
         }
         // One that has changed its user goes on.
         if self.child.kill().is_ok() {
-            let _ = self.child.wait();
+            self.is_over |= self.child.wait().is_ok();
         }
         ended
     }
@@ -242,6 +247,13 @@ impl Running {
     pub fn processes(&self) -> impl Iterator<Item = Pid> {
         with_variable(MARK, |marks| is_among(marks, &self.mark))
     }
+}
+
+/// How a command that was followed has ended. The fields are those of [`Heard`].
+pub(crate) struct Followed {
+    pub(crate) status: ExitStatus,
+    pub(crate) left: Vec<String>,
+    pub(crate) is_held: bool,
 }
 
 impl Drop for Running {

@@ -258,7 +258,7 @@ fn a_signal_ends_everything_and_what_was_done_is_reported() {
         thread::sleep(Duration::from_millis(5));
     }
     child.signal(Signal::INT);
-    let output = child.ends();
+    let output = child.ends_with_all();
     fs::remove_file(here).unwrap();
     assert_eq!(output.status.code(), Some(130), "{}{}", output.stdout, output.stderr);
     assert_eq!(running("73645281"), 0, "processes are left");

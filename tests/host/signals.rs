@@ -1,6 +1,6 @@
 //! SIGUSR1: a waiting rank prints its pending operations, and loses none of them.
 
-use crate::support::children::{Watched as _, started};
+use crate::support::children::{Watched as _, limit, started};
 use crate::support::sink::Sink;
 use crate::support::*;
 use ::children::Stream;
@@ -12,7 +12,6 @@ use rustix::process::Signal;
 use signal_hook::consts::SIGUSR1;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 const ROLE: &str = "SIGNALS_ROLE";
 
@@ -42,7 +41,7 @@ fn a_rank_that_waits_prints_what_is_pending_when_it_is_asked_by_a_signal() {
         rank.signal(Signal::USR1);
         let mut text = String::new();
         while !text.contains("tag 4711") {
-            let line = rank.next_line(Stream::Err, Duration::from_secs(60));
+            let line = rank.next_line(Stream::Err, limit());
             text.push_str(&line.unwrap_or_else(|| panic!("no more than: {text}")));
             text.push('\n');
         }

@@ -5,7 +5,7 @@
 mod memory;
 
 use crate::support::built::carrack;
-use crate::support::children::{Watched as _, started, unset};
+use crate::support::children::{Watched as _, limit, started, unset};
 use children::{Heard, Running, Stream};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -339,7 +339,7 @@ fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
         --size 8 --seconds 60"
     );
     let mut job = started(command(&["run", "--no-tag", "-n", "2", "--", "/bin/sh", "-c", &script]));
-    let pid = job.next_line(Stream::Err, Duration::from_secs(60)).unwrap();
+    let pid = job.next_line(Stream::Err, limit()).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
     // Long enough for it to be a rank that measures; were it not, the job would have to end all the
     // same.

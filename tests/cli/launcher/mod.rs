@@ -87,7 +87,7 @@ fn start(mut job: Command, lines: usize) -> Running {
     let mut running = Running::start(&mut job).unwrap();
     for seen in 0..lines {
         let line = running.next_line(Stream::Out, WATCHDOG);
-        assert!(line.is_some(), "the job ended after {seen} lines");
+        assert!(line.is_some(), "no more than {seen} lines came");
     }
     running
 }

@@ -71,6 +71,7 @@ impl Other {
     }
 
     fn kill(&mut self) {
+        self.process.signal(rustix::process::Signal::KILL);
         self.process.end();
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit of a process, and of what is waited for in it. It only turns a hang into a failure.
-fn limit() -> Duration {
+pub fn limit() -> Duration {
     patience(Duration::from_secs(300))
 }
 
@@ -21,7 +21,7 @@ pub fn unset<'a>(command: &'a mut Command, also: &[&str]) -> &'a mut Command {
     command
 }
 
-/// Starts a process whose outputs the test reads. It ends with the test, however that ends.
+/// Starts a process whose outputs the test reads. It ends with the test, also by a panic.
 #[track_caller]
 pub fn started(mut command: Command) -> Running {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -48,7 +48,7 @@ impl Watched for Running {
                 return;
             }
         }
-        panic!("it has not said {word:?}");
+        panic!("it has not said {word:?}, and says nothing more");
     }
 
     #[track_caller]
@@ -58,22 +58,26 @@ impl Watched for Running {
 
     #[track_caller]
     fn ends_with_all(mut self) -> Heard {
-        let ended = self.wait(limit(), ::children::pause);
-        let began = Instant::now();
+        let (ended, began) = (self.wait(limit(), ::children::pause), Instant::now());
+        if !matches!(ended, Ok(Some(_))) {
+            // What it has said is in the error.
+            panic!("{:?}: {:?}", ended, self.heard(Duration::ZERO));
+        }
         while self.processes().next().is_some() && began.elapsed() < limit() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(matches!(ended, Ok(Some(_))), "it does not end: {ended:?}");
         let heard = self.ends();
         assert!(heard.left.is_empty(), "left behind: {:?}", heard.left);
+        assert!(!heard.is_held, "a process that was not found holds its output");
         heard
     }
 }
 
-/// Returns the standard output of a process that has succeeded.
+/// Returns the standard output of a process that has succeeded, and has left none behind.
 #[track_caller]
 pub fn succeeded(heard: &Heard) -> String {
-    let Heard { status, stdout, stderr, .. } = heard;
+    let Heard { status, stdout, stderr, left, .. } = heard;
     assert!(status.success(), "{status}\n{stdout}\n{stderr}");
+    assert!(left.is_empty(), "left behind: {left:?}");
     stdout.clone()
 }

@@ -490,7 +490,11 @@ impl Device for TcpDevice {
         if batch.is_empty() {
             return Polled::Idle;
         }
-        matcher.match_all(batch);
+        if batch.alone().is_some_and(|message| matcher.match_alone(message)) {
+            batch.forget_small(1);
+        } else {
+            matcher.match_all(batch);
+        }
         Polled::Some
     }
 

@@ -101,8 +101,7 @@ impl TcpLink {
                 return Ok(Submit::Busy(Busy::Full));
             }
         }
-        sending.flow.push(&Frame::Message { header, len }.encode());
-        sending.flow.push_memory(bytes);
+        sending.flow.push_message(&Frame::Message { header, len }.encode(), bytes);
         self.send(sending, more);
         Ok(Submit::Done)
     }

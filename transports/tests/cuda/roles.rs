@@ -60,6 +60,7 @@ impl Other {
     }
 
     pub fn kill(&mut self) {
+        self.process.signal(rustix::process::Signal::KILL);
         self.process.end();
     }
 }

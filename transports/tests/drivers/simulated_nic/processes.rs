@@ -41,7 +41,7 @@ impl Peer {
     fn hear(&mut self) -> Vec<u64> {
         loop {
             let line = self.process.next_line(Stream::Out, Duration::from_secs(300));
-            let line = line.expect("the other process has ended");
+            let line = line.expect("the other process has ended, or hangs");
             // Output of libtest stands on the same lines.
             if let Some((_, numbers)) = line.split_once('@') {
                 return numbers.split_whitespace().map(|word| word.parse().unwrap()).collect();
@@ -182,6 +182,7 @@ fn a_process_that_is_killed_is_silence_until_the_retries_have_failed() {
         if posted_before {
             (0..20).for_each(write);
         }
+        peer.process.signal(rustix::process::Signal::KILL);
         peer.process.end();
         write(100);
         let failed = loop {
