@@ -247,12 +247,6 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Returns the only event, if it is a small message.
-    #[inline(always)]
-    pub fn alone(&self) -> Option<&SmallArrival> {
-        if self.len() == 1 { self.small[..self.count].first() } else { None }
-    }
-
     /// Returns the small messages in front, in order.
     #[inline(always)]
     pub fn small_mut(&mut self) -> &mut [SmallArrival] {
@@ -285,7 +279,7 @@ impl Batch {
 
 /// Matches messages with receives, before another thread can poll the device that they came by.
 pub trait Matcher {
-    /// Takes a message that has come alone: nothing else is in the batch. Returns `false` if more has
+    /// Takes a message that has come alone: nothing is in the batch. Returns `false` if more has
     /// to be done with it than to match it: it then goes into the batch.
     fn match_alone(&mut self, message: &SmallArrival) -> bool {
         let _ = message;

@@ -490,11 +490,7 @@ impl Device for TcpDevice {
         if batch.is_empty() {
             return Polled::Idle;
         }
-        if batch.alone().is_some_and(|message| matcher.match_alone(message)) {
-            batch.forget_small(1);
-        } else {
-            matcher.match_all(batch);
-        }
+        matcher.match_all(batch);
         Polled::Some
     }
 

@@ -7,7 +7,7 @@ use super::frame::{Frame, HEAD};
 use super::outflow::KEPT;
 use super::outgoing::Outgoing;
 use super::shared::{Connection, Shared};
-use super::socket::{drain, receive, receive_into};
+use super::socket::{drain, receive};
 use super::windows::{Window, Windows};
 use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
 use crate::mem::{MemMut, MemRef, PacketSource, SmallBytes, copy::copy_now};
@@ -137,7 +137,7 @@ impl Incoming {
             let (received, room) = match &mut self.landing {
                 Some(Landing { window: Some(window), at, left }) => {
                     let room = usize::try_from(*left).unwrap_or(usize::MAX).min(TURN);
-                    match window.write(*at, room, |mut to| receive_into(socket, &mut to)) {
+                    match window.write(*at, room, |mut to| receive(socket, &mut to)) {
                         Some(received) => (received, room),
                         None => {
                             self.landing.iter_mut().for_each(|landing| landing.window = None);
@@ -145,7 +145,7 @@ impl Incoming {
                         }
                     }
                 }
-                _ => (receive(socket, to.scratch), to.scratch.len()),
+                _ => (receive(socket, &mut MemMut::host(to.scratch)), to.scratch.len()),
             };
             let received = match received {
                 Ok(0) => return Ok(Read::End),

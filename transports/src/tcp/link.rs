@@ -101,7 +101,8 @@ impl TcpLink {
                 return Ok(Submit::Busy(Busy::Full));
             }
         }
-        sending.flow.push_message(&Frame::Message { header, len }.encode(), bytes);
+        sending.flow.push(&Frame::Message { header, len }.encode());
+        sending.flow.push_memory(bytes);
         self.send(sending, more);
         Ok(Submit::Done)
     }

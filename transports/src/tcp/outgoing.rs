@@ -413,14 +413,9 @@ impl Outgoing {
         *has_sent = true;
         let mut outcome = Ok(());
         while flow.unsent() > 0 {
-            let (sent, wanted) = match flow.unsent_together() {
-                Some(bytes) => (socket::send(socket, bytes), bytes.len()),
-                None => {
-                    let mut gathered = Gathered::new();
-                    flow.unsent_pieces(|piece| gathered.add(piece));
-                    (gathered.send(socket), gathered.bytes())
-                }
-            };
+            let mut gathered = Gathered::new();
+            flow.unsent_pieces(|piece| gathered.add(piece));
+            let (sent, wanted) = (gathered.send(socket), gathered.bytes());
             match sent {
                 Ok(sent) => {
                     flow.was_sent(sent);

@@ -10,7 +10,7 @@
 
 use crate::mem::{MemMut, MemRef};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -54,6 +54,12 @@ impl<'a> Gathered<'a> {
     /// Sends what the socket has room for. Returns the number of bytes.
     pub(super) fn send(&mut self, socket: &TcpStream) -> Result<usize, Errno> {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if self.count == 1 {
+            // SAFETY: the first piece is initialised.
+            let libc::iovec { iov_base, iov_len } = unsafe { self.pieces[0].assume_init() };
+            // SAFETY: it is borrowed as long as this is; the kernel reads it.
+            return count(unsafe { libc::send(socket.as_raw_fd(), iov_base, iov_len, flags) });
+        }
         // SAFETY: all zero is a message without name, control data and flags.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.pieces.as_mut_ptr().cast();
@@ -69,20 +75,8 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Sends what the socket has room for. Returns the number of bytes.
-#[inline]
-pub(super) fn send(socket: &TcpStream, bytes: &[u8]) -> Result<usize, Errno> {
-    rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
-}
-
-/// Receives into memory of this process's own, as [`receive_into`] does.
-#[inline]
-pub(super) fn receive(socket: &TcpStream, to: &mut [u8]) -> Result<usize, Errno> {
-    rustix::net::recv(socket, to, RecvFlags::DONTWAIT).map(|(received, _)| received)
-}
-
 /// Receives into host memory. Returns the number of bytes; 0: the other side sends no more.
-pub(super) fn receive_into(socket: &TcpStream, to: &mut MemMut<'_>) -> Result<usize, Errno> {
+pub(super) fn receive(socket: &TcpStream, to: &mut MemMut<'_>) -> Result<usize, Errno> {
     debug_assert!(to.place().is_host(), "windows are host memory");
     // SAFETY: the kernel writes at most `len` bytes of memory that is borrowed for writing.
     let received = unsafe {
@@ -180,7 +174,7 @@ pub(super) fn drain(socket: &TcpStream) -> Result<(), Errno> {
     let mut bytes = [0; 4096];
     let mut has_read = false;
     for _ in 0..DRAIN {
-        match receive(socket, &mut bytes) {
+        match receive(socket, &mut MemMut::host(&mut bytes)) {
             Ok(1..) => has_read = true,
             Ok(_) => return Err(Errno::PIPE),
             Err(Errno::AGAIN | Errno::INTR) => break,
