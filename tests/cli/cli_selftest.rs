@@ -13,7 +13,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -266,6 +266,38 @@ fn a_signal_ends_everything_and_what_was_done_is_reported() {
     let outcomes = ["a", "b", "c"]
         .map(|name| part(&report, &format!("planted_{name} (simulated)"))["outcome"].clone());
     assert_eq!(outcomes, ["passed", "skipped", "skipped"]);
+}
+
+#[test]
+fn what_was_started_to_outlive_its_terminal_does() {
+    let script = format!("echo > $STARTED; sleep 0.5; {GOOD}");
+    let folder = Folder::bundle("nohup", &[("planted_a", &script), ("planted_b", &script)]);
+    let here = std::env::temp_dir().join(format!("carrack-nohup-{}", std::process::id()));
+    let selftest = folder.selftest("planted", &[]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).env("STARTED", &here);
+    command.arg(selftest.get_program()).args(selftest.get_args());
+    let child = started(command);
+    while !here.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.signal(Signal::HUP);
+    succeeded(&child.ends_with_all());
+    fs::remove_file(here).unwrap();
+    assert_eq!(folder.json()["totals"]["parts_passed"], 2);
+}
+
+#[test]
+fn all_is_tested_and_reported_where_nobody_reads_the_output() {
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    for (name, stdout) in [("closed", Stdio::from(closed)), ("full", full.into())] {
+        let folder = Folder::bundle(name, &[("planted_a", GOOD), ("planted_b", GOOD)]);
+        let output = folder.selftest("planted", &[]).stdout(stdout).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(folder.json()["totals"]["parts_passed"], 2);
+    }
 }
 
 #[test]

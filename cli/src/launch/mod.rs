@@ -38,7 +38,7 @@ mod orders;
 mod output;
 mod post;
 mod rank;
-mod signals;
+pub(crate) mod signals;
 
 use std::process::ExitCode;
 

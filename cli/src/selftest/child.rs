@@ -1,6 +1,7 @@
 //! Runs one process to its end or its limit, and ends all processes that it leaves behind.
 
 use super::SelftestError;
+use crate::launch::signals::ignored;
 use children::{ChildError, Running};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::{self, File};
@@ -19,11 +20,13 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(super) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Watches for terminating signals from now on, and makes this process the parent of its
-    /// children's orphans.
+    /// Watches for terminating signals from now on, but for those that it was told to ignore, and
+    /// makes this process the parent of its children's orphans.
     pub(super) fn watch() -> Result<Self, SelftestError> {
         let came = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let ignored = ignored();
+        let is_wanted = |signal: &i32| ignored & 1 << (signal - 1) == 0;
+        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_wanted) {
             signal_hook::flag::register(signal, came.clone()).map_err(|source| {
                 SelftestError::System { doing: "watching for signals", source }
             })?;

@@ -39,6 +39,7 @@ pub(crate) use options::SelftestOptions;
 use crate::launch::LaunchError;
 use crate::{USAGE, bar, complain};
 use child::Interrupt;
+use children::echo;
 use kit::Kit;
 use machine::Machine;
 use node::Node;
@@ -83,7 +84,7 @@ enum SelftestError {
 pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
     let node = Node::of_this_process();
     if let Some(why) = node.stands_by() {
-        println!("carrack selftest: {why}");
+        echo(&format!("carrack selftest: {why}"));
         return ExitCode::SUCCESS;
     }
     match run(options, &node) {
@@ -110,7 +111,7 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     if options.list {
         parts.iter().for_each(|part| {
             let why = part.skip.as_ref().map(|why| format!(" (skipped: {why})"));
-            println!("{}{}", part.name, why.unwrap_or_default());
+            echo(&format!("{}{}", part.name, why.unwrap_or_default()));
         });
         return Ok(0);
     }
@@ -118,11 +119,12 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
         .report
         .join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
     fs::create_dir_all(&logs).map_err(file(&logs))?;
-    println!("carrack selftest, {date}: {} parts; {}", parts.len(), machine.gpus_in_words());
+    let gpus = machine.gpus_in_words();
+    echo(&format!("carrack selftest, {date}: {} parts; {gpus}", parts.len()));
     let ran = run_all(parts, &logs, scratch.path(), &interrupt);
     let report = Report::of(date, start.elapsed(), &kit, node, machine, ran);
     let names = report.write(&options.report, suffix.as_deref())?;
-    println!("{}: {names}", report.summary());
+    echo(&format!("{}: {names}", report.summary()));
     Ok(match report.totals {
         _ if interrupt.came() => INTERRUPTED,
         Totals { parts_failed: 0, parts_passed: 0, .. } => {
@@ -168,7 +170,7 @@ fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt)
         let ran = part.run(logs, scratch, interrupt, || bar.tick());
         let Ran { name, seconds, words, .. } = &ran;
         let word = ran.outcome.word();
-        bar.suspend(|| println!("{word:<7} {seconds:>6.1} s  {name}: {words}"));
+        bar.suspend(|| echo(&format!("{word:<7} {seconds:>6.1} s  {name}: {words}")));
         bar.inc(1);
         ran
     };

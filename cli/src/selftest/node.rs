@@ -5,6 +5,7 @@
 //! node does its work.
 
 use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
+use carrack::bootstrap::tcp::variables::{LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
@@ -16,6 +17,17 @@ const OURS: Launcher = Launcher {
     size: "CARRACK_SIZE",
     rank_on_node: "CARRACK_RANK",
     size_on_node: "CARRACK_SIZE",
+    nodes: "",
+};
+
+/// torchrun, and `carrack run` where it starts the ranks of one node of several.
+const TORCHRUN: Launcher = Launcher {
+    name: "torchrun's variables",
+    mark: LOCAL_RANK,
+    rank: RANK,
+    size: WORLD_SIZE,
+    rank_on_node: LOCAL_RANK,
+    size_on_node: LOCAL_WORLD_SIZE,
     nodes: "",
 };
 
@@ -43,8 +55,11 @@ struct Seat {
 impl Seat {
     fn find(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
-        [OURS].iter().chain(LAUNCHERS).filter(|launcher| launcher.is_marked(&variable)).find_map(
-            |launcher| {
+        [OURS, TORCHRUN]
+            .iter()
+            .chain(LAUNCHERS)
+            .filter(|launcher| launcher.is_marked(&variable))
+            .find_map(|launcher| {
                 let Launcher { name, rank, size, rank_on_node, size_on_node, nodes, .. } =
                     *launcher;
                 let has_others = match (number(size), number(size_on_node), number(nodes)) {
@@ -58,8 +73,7 @@ impl Seat {
                     on_node: number(rank_on_node),
                     has_others,
                 })
-            },
-        )
+            })
     }
 }
 
@@ -145,6 +159,13 @@ mod tests {
         assert_eq!(
             ours,
             Seat { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false }
+        );
+        let torchrun =
+            seat(&[(RANK, "3"), (WORLD_SIZE, "4"), (LOCAL_RANK, "1"), (LOCAL_WORLD_SIZE, "2")]);
+        let launcher = "torchrun's variables";
+        assert_eq!(
+            torchrun.unwrap(),
+            Seat { launcher, rank: 3, on_node: Some(1), has_others: true }
         );
         let within_slurm = [
             ("SLURM_STEP_NUM_TASKS", "2"),

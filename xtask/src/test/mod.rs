@@ -16,6 +16,7 @@ mod summary;
 mod tally;
 mod verbs_guest;
 
+use clap::builder::NonEmptyStringValueParser;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -35,7 +36,7 @@ pub(crate) struct Options {
     #[arg(long)]
     long: bool,
     /// Run only the steps whose names have this in them, of all tiers
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = NonEmptyStringValueParser::new())]
     only: Option<String>,
 }
 
