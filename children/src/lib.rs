@@ -5,9 +5,13 @@
 //! a variable that all processes of the command inherit. A caller that runs one command at a time
 //! also finds those that have cleared their variables: [`adopt_orphans`], [`sweep`].
 
+mod interrupt;
+mod nodes;
 mod orphans;
 mod running;
 
+pub use interrupt::{ignored, interrupted, watch_for_signals};
+pub use nodes::{ADDRESSES, Nodes};
 pub use orphans::{adopt_orphans, sweep};
 pub use running::Running;
 
@@ -53,6 +57,14 @@ pub enum ChildError {
         command: String,
         /// The limit.
         limit: Duration,
+        /// Its output, where it was not streamed through.
+        said: String,
+    },
+    /// A signal that asks this process to end came while the command was to run.
+    #[error("a signal came, and ended `{command}`{}", after_colon(said))]
+    Interrupted {
+        /// The command.
+        command: String,
         /// Its output, where it was not streamed through.
         said: String,
     },

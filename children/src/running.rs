@@ -11,7 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 use fs_err as fs;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-use crate::{ChildError, Heard, MARK, Stream, has_variable, pause, spoken, with_variable};
+use crate::{
+    ChildError, Heard, MARK, Stream, has_variable, interrupted, pause, spoken, with_variable,
+};
 
 /// Time for which output is read after a command's end: a process that is not found keeps the pipe
 /// open.
@@ -19,6 +21,9 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Time in which the processes that a command has started end by themselves after it.
 const STRAGGLERS: Duration = Duration::from_millis(500);
+
+/// Time to end by itself for a command that a signal to this process ends.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// Interval of polls.
 pub(crate) const GLANCE: Duration = Duration::from_millis(5);
@@ -46,7 +51,7 @@ impl Running {
     /// from, and commands run next to each other here.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When it cannot be started, or a signal has asked this process to end.
     pub fn start(command: &mut Command) -> Result<Self, ChildError> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -55,6 +60,9 @@ impl Running {
         let mark = format!("{}-{}-{number}", std::process::id(), now.as_nanos());
         let around = std::env::var(MARK).unwrap_or_default();
         let words = spoken(command);
+        if interrupted() {
+            return Err(ChildError::Interrupted { command: words, said: String::new() });
+        }
         let mut child = command
             .env(MARK, format!("{around}/{mark}"))
             .spawn()
@@ -137,7 +145,8 @@ impl Running {
     /// without those that [`next_line`](Self::next_line) has returned.
     ///
     /// # Errors
-    /// When it is not done within `limit`; the output is in the error.
+    /// When it is not done within `limit`, or a signal asks this process to end; the output is in
+    /// the error.
     pub fn heard(self, limit: Duration) -> Result<Heard, ChildError> {
         let (mut stdout, mut stderr) = (String::new(), String::new());
         let ended = self.follow(limit, |stream, line| {
@@ -149,7 +158,9 @@ impl Running {
                 Ok(Heard { status, stdout, stderr, left, is_held })
             }
             Err(mut error) => {
-                if let ChildError::TimedOut { said, .. } = &mut error {
+                if let ChildError::TimedOut { said, .. } | ChildError::Interrupted { said, .. } =
+                    &mut error
+                {
                     *said = stdout + &stderr;
                 }
                 Err(error)
@@ -166,7 +177,7 @@ impl Running {
         let began = Instant::now();
         self.kept.drain(..).for_each(|(stream, line)| on_line(stream, &line));
         let mut ended = self.ended()?;
-        while ended.is_none() && began.elapsed() <= limit {
+        while ended.is_none() && began.elapsed() <= limit && !interrupted() {
             match self.lines.recv_timeout(GLANCE) {
                 Ok((stream, line)) => on_line(stream, &line),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -174,6 +185,10 @@ impl Running {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(GLANCE),
             }
             ended = self.ended()?;
+        }
+        let is_interrupted = ended.is_none() && interrupted();
+        if is_interrupted {
+            self.ask(GRACE);
         }
         let began = Instant::now();
         while ended.is_some() && self.processes().next().is_some() && began.elapsed() < STRAGGLERS {
@@ -189,11 +204,12 @@ impl Running {
             }
         }
         last.iter().for_each(|(stream, line)| on_line(*stream, line));
-        let timed_out = || {
-            let command = self.words.clone();
-            ChildError::TimedOut { command, limit, said: String::new() }
-        };
-        Ok(Followed { status: ended.ok_or_else(timed_out)?, left, is_held })
+        let (command, said) = (self.words.clone(), String::new());
+        match ended {
+            Some(status) => Ok(Followed { status, left, is_held }),
+            None if is_interrupted => Err(ChildError::Interrupted { command, said }),
+            None => Err(ChildError::TimedOut { command, limit, said }),
+        }
     }
 
     /// Asks all its processes by SIGTERM to end, so that a launcher among them can end its job.

@@ -373,6 +373,36 @@ fn several_selftests_at_once_unpack_one_bundle() {
 }
 
 #[test]
+fn a_folder_of_another_runs_report_is_refused_and_left_as_it_is() {
+    let script = format!("echo > $STARTED; read line < $STARTED.end; {GOOD}");
+    let folder = Folder::bundle("taken", &[("planted_a", &script), ("planted_b", GOOD)]);
+    let here = folder.0.join("started");
+    let end = folder.0.join("started.end");
+    assert!(Command::new("mkfifo").arg(&end).status().unwrap().success());
+    let mut first = folder.selftest("planted_a", &[]);
+    first.env("STARTED", &here);
+    let first = started(first);
+    while !here.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let second = folder.selftest("planted_b", &[]).output().unwrap();
+    fs::write(&end, "\n").unwrap();
+    succeeded(&first.ends());
+    assert_eq!(second.status.code(), Some(1), "{}", said(&second));
+    assert!(said(&second).contains("another selftest writes there"), "{}", said(&second));
+    part(&folder.json(), "planted_a (simulated)");
+}
+
+#[test]
+fn a_temporary_folder_that_is_not_there_is_named_with_its_variable() {
+    let folder = Folder::bundle("no-tmp", &[("planted_good", GOOD)]);
+    let output = folder.selftest("planted", &[]).env("TMPDIR", "/nowhere").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let named = said(&output).contains("/nowhere") && said(&output).contains("TMPDIR");
+    assert!(named, "{}", said(&output));
+}
+
+#[test]
 fn a_bundle_of_which_not_all_has_arrived_says_so() {
     let folder = Folder::packed("cut-off", &[("planted_good", GOOD)]);
     let archive = folder.0.join(ARCHIVE);
@@ -412,6 +442,10 @@ fn a_run_of_nothing_is_no_success() {
     let output = folder.selftest("example readme", &[]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("nothing was tested"), "{}", said(&output));
+    // One word of several that is in no name would go unseen.
+    let output = folder.selftest("planted,no such part", &[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("--filter no such part: no part"), "{}", said(&output));
     let listed = folder.selftest("planted", &["--list"]).output().unwrap();
     assert_eq!(
         (listed.status.code(), said(&listed)),

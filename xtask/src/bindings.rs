@@ -120,7 +120,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let path = workspace.root.join(RESULT);
     if !options.check {
         fs::write(&path, made)?;
-        println!("{RESULT}: made of libibverbs-dev {}", headers.version);
+        say!("{RESULT}: made of libibverbs-dev {}", headers.version);
         return Ok(ExitCode::SUCCESS);
     }
     let again = tools.join("bindings.rs");
@@ -130,12 +130,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     diff.args(["-u", "-I", &format!("^{MADE_OF}")]).args([&path, &again]);
     let heard = children::hear(&mut diff, LIMIT)?;
     if heard.status.success() {
-        println!("{RESULT} is what libibverbs-dev {} gives", headers.version);
+        say!("{RESULT} is what libibverbs-dev {} gives", headers.version);
         return Ok(ExitCode::SUCCESS);
     }
     let difference = heard.stdout + &heard.stderr;
-    println!("{RESULT} is not what libibverbs-dev {} gives:\n{difference}", headers.version);
-    println!("make it again by `cargo xtask bindings`, and look at what has changed");
+    say!("{RESULT} is not what libibverbs-dev {} gives:\n{difference}", headers.version);
+    say!("make it again by `cargo xtask bindings`, and look at what has changed");
     Ok(ExitCode::FAILURE)
 }
 

@@ -85,15 +85,15 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let (bytes, unpacked) = fill(&folder, &programs)?;
     let (folder, count) = (folder.display(), programs.len());
     let (bytes, unpacked) = (bytes as f64 / 1e6, unpacked as f64 / 1e6);
-    println!("{folder}: {count} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB");
-    println!("there: {folder}/selftest.sh");
+    say!("{folder}: {count} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB");
+    say!("there: {folder}/selftest.sh");
     Ok(ExitCode::SUCCESS)
 }
 
 /// Puts the programs into the folder, the command as it is and all others into the archive.
 /// Returns their bytes there, and unpacked.
 fn fill(folder: &Path, programs: &Programs) -> Result<(u64, u64), TaskError> {
-    println!("packing {} programs, which takes a minute", programs.len());
+    say!("packing {} programs, which takes a minute", programs.len());
     let (archive, next) = (folder.join(ARCHIVE), folder.join("next"));
     let mut packing = Packing::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
     let (mut command, mut unpacked) = (0, 0);
@@ -132,7 +132,7 @@ fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError>
     others.args(tests.iter().flat_map(|test| ["--test", test]));
     let mut programs = Programs::new();
     for cargo in [&mut command, &mut others] {
-        println!("$ {}", children::spoken(cargo));
+        say!("$ {}", children::spoken(cargo));
         let built = Workspace::built(cargo, 2 * BUILD)?.into_iter();
         programs.extend(built.filter_map(|built| Some((place(&built.target)?, built.executable))));
     }

@@ -12,6 +12,11 @@
 //! | `workspace` | paths and programs, as Cargo tells them |
 //! | `error` | errors with their remedies |
 
+/// Prints a line, also where the reader of the output has gone.
+macro_rules! say {
+    ($($words:tt)*) => { children::echo(&format!($($words)*)) };
+}
+
 mod apt;
 mod bindings;
 mod bundle;
@@ -56,19 +61,25 @@ enum Task {
     },
 }
 
+/// Exit status of a program that Ctrl-C has ended, as shells report it.
+const INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().task {
-        Task::Test(options) => test::run(&options),
-        Task::BenchPeers(options) => peers::run(&options),
-        Task::Bundle(options) => bundle::run(&options),
-        Task::Bindings(options) => bindings::run(&options),
-        Task::RdmaGuest(options) => Ok(guest::run(&options)),
-        Task::Scale { picture } => scale(picture),
-    };
-    outcome.unwrap_or_else(|error| {
+    let task = Arguments::parse().task;
+    let outcome =
+        children::watch_for_signals().map_err(TaskError::from).and_then(|()| match task {
+            Task::Test(options) => test::run(&options),
+            Task::BenchPeers(options) => peers::run(&options),
+            Task::Bundle(options) => bundle::run(&options),
+            Task::Bindings(options) => bindings::run(&options),
+            Task::RdmaGuest(options) => Ok(guest::run(&options)),
+            Task::Scale { picture } => scale(picture),
+        });
+    let status = outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
         ExitCode::FAILURE
-    })
+    });
+    if children::interrupted() { INTERRUPTED.into() } else { status }
 }
 
 fn scale(picture: Option<PathBuf>) -> Result<ExitCode, TaskError> {

@@ -29,7 +29,7 @@ pub(super) struct Signals {
 impl Signals {
     /// Blocks the signals, and those in `also`, in this thread.
     pub(super) fn take(also: &[Signal]) -> io::Result<Self> {
-        let ignored = ignored();
+        let ignored = children::ignored();
         let is_wanted = |signal: &Signal| ignored & 1 << (*signal as u32 - 1) == 0;
         let wanted =
             TERMINATING.into_iter().chain(PASSED_ON).filter(is_wanted).chain([Signal::SIGCHLD]);
@@ -57,13 +57,6 @@ impl Drop for Signals {
     fn drop(&mut self) {
         let _ = self.before.thread_set_mask();
     }
-}
-
-/// The signals that this process ignores, a bit each as in proc_pid_status(5).
-pub(crate) fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// A signal as a person knows it: `SIGKILL`, or its number when it has no common name.

@@ -1,45 +1,23 @@
 //! Runs one process to its end or its limit, and ends all processes that it leaves behind.
 
 use super::SelftestError;
-use crate::launch::signals::ignored;
-use children::{ChildError, Running};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use children::{ChildError, Running, interrupted};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Time for a process to end by itself after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Flag that a terminating signal sets.
-pub(super) struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    /// Watches for terminating signals from now on, but for those that it was told to ignore, and
-    /// makes this process the parent of its children's orphans.
-    pub(super) fn watch() -> Result<Self, SelftestError> {
-        let came = Arc::new(AtomicBool::new(false));
-        let ignored = ignored();
-        let is_wanted = |signal: &i32| ignored & 1 << (signal - 1) == 0;
-        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_wanted) {
-            signal_hook::flag::register(signal, came.clone()).map_err(|source| {
-                SelftestError::System { doing: "watching for signals", source }
-            })?;
-        }
-        children::adopt_orphans()
-            .map_err(|source| SelftestError::System { doing: "becoming the subreaper", source })?;
-        Ok(Self(came))
-    }
-
-    /// Returns `true` if a signal has come.
-    pub(super) fn came(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+/// Watches for terminating signals from now on, and makes this process the parent of its children's
+/// orphans.
+pub(super) fn watch() -> Result<(), SelftestError> {
+    let system = |doing| move |source| SelftestError::System { doing, source };
+    children::watch_for_signals().map_err(system("watching for signals"))?;
+    children::adopt_orphans().map_err(system("becoming the subreaper"))
 }
 
 /// Bad end of a process.
@@ -72,7 +50,6 @@ pub(super) fn capture(
     command: &mut Command,
     [said, complained]: [&Path; 2],
     limit: Duration,
-    interrupt: &Interrupt,
     on_tick: impl FnMut(),
 ) -> Ended {
     let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
@@ -81,7 +58,7 @@ pub(super) fn capture(
         .map_err(Trouble::Unheard)
         .and_then(|(said, complained)| {
             let mut log = said.try_clone().map_err(Trouble::Unheard)?;
-            let ended = run(command.stdout(said).stderr(complained), limit, interrupt, on_tick);
+            let ended = run(command.stdout(said).stderr(complained), limit, on_tick);
             ended.map_err(|trouble| match (trouble, log.write_all(b"\n")) {
                 (Trouble::Exited(status), Err(error)) => Trouble::Unwritten(status, error),
                 (trouble, _) => trouble,
@@ -93,14 +70,12 @@ pub(super) fn capture(
 /// Runs a command in a process group of its own, so that Ctrl-C reaches this process alone. At the
 /// limit or on a signal it ends the command. In each case it ends all processes that the command
 /// has started.
-fn run(
-    command: &mut Command,
-    limit: Duration,
-    interrupt: &Interrupt,
-    on_tick: impl FnMut(),
-) -> Result<(), Trouble> {
-    let mut running = Running::start(command.stdin(Stdio::null()).process_group(0))?;
-    let end = end_of(&mut running, limit, interrupt, on_tick);
+fn run(command: &mut Command, limit: Duration, on_tick: impl FnMut()) -> Result<(), Trouble> {
+    let mut running = match Running::start(command.stdin(Stdio::null()).process_group(0)) {
+        Err(ChildError::Interrupted { .. }) => return Err(Trouble::Interrupted),
+        started => started?,
+    };
+    let end = end_of(&mut running, limit, on_tick);
     drop(running);
     // This process is now the parent of orphans that have cleared their environment.
     if let Err(error) = children::sweep() {
@@ -113,19 +88,18 @@ fn run(
 fn end_of(
     running: &mut Running,
     limit: Duration,
-    interrupt: &Interrupt,
     mut on_tick: impl FnMut(),
 ) -> Result<(), Trouble> {
     let ended = running.wait(limit, || {
         on_tick();
-        !interrupt.came() && children::pause()
+        !interrupted() && children::pause()
     })?;
     match ended {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(Trouble::Exited(status)),
         None => {
             running.ask(GRACE);
-            Err(if interrupt.came() { Trouble::Interrupted } else { Trouble::Overran(limit) })
+            Err(if interrupted() { Trouble::Interrupted } else { Trouble::Overran(limit) })
         }
     }
 }

@@ -2,7 +2,6 @@
 //! to the command, or in folders that the user unpacked there. A built tree has them in its target
 //! folder.
 
-use super::child::Interrupt;
 use super::unpacked::{ARCHIVE, Programs};
 use super::{SelftestError, suites};
 use crate::complain;
@@ -39,7 +38,7 @@ pub(super) struct About {
 
 impl Kit {
     /// Finds the programs next to the running command. An archive is unpacked for this run.
-    pub(super) fn find(report: &Path, interrupt: &Interrupt) -> Result<Self, SelftestError> {
+    pub(super) fn find(report: &Path) -> Result<Self, SelftestError> {
         let system = |source| SelftestError::System {
             doing: "finding this program (/proc/self/exe)",
             source,
@@ -50,7 +49,7 @@ impl Kit {
         let (about, tests, examples, unpacked) =
             match about.and_then(|text| serde_json::from_str(&text).ok()) {
                 Some(about) => {
-                    let unpacked = unpack(&folder, &carrack, report, interrupt)?;
+                    let unpacked = unpack(&folder, &carrack, report)?;
                     let folder = unpacked.as_ref().map_or(folder.as_path(), TempDir::path);
                     let [tests, examples] = ["tests", "examples"].map(|name| folder.join(name));
                     (about, programs(&tests), programs(&examples), unpacked)
@@ -73,19 +72,14 @@ impl Kit {
 
 /// Unpacks a bundle's programs. Returns `None` for a bundle without an archive, whose programs the
 /// user unpacked by hand.
-fn unpack(
-    bundle: &Path,
-    carrack: &Path,
-    report: &Path,
-    interrupt: &Interrupt,
-) -> Result<Option<TempDir>, SelftestError> {
+fn unpack(bundle: &Path, carrack: &Path, report: &Path) -> Result<Option<TempDir>, SelftestError> {
     let archive = bundle.join(ARCHIVE);
     if !archive.exists() {
         return Ok(None);
     }
     let tell = |what: &str| complain(format_args!("selftest: {what}"));
-    let stop = || interrupt.came();
-    let programs = Programs { archive: &archive, carrack, stop: &stop, tell: &tell };
+    let programs =
+        Programs { archive: &archive, carrack, stop: &children::interrupted, tell: &tell };
     Ok(Some(programs.folder(&std::env::temp_dir(), report)?))
 }
 

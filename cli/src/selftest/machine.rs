@@ -2,7 +2,7 @@
 //! so a driver that hangs ends only that process.
 
 use super::SelftestError;
-use super::child::{self, Interrupt};
+use super::child;
 use super::kit::Kit;
 use super::options::Choice;
 use serde::Serialize;
@@ -52,23 +52,18 @@ impl Gpus {
 }
 
 impl Machine {
-    pub(super) fn look(
-        choice: Choice,
-        kit: &Kit,
-        scratch: &Path,
-        interrupt: &Interrupt,
-    ) -> Result<Self, SelftestError> {
+    pub(super) fn look(choice: Choice, kit: &Kit, scratch: &Path) -> Result<Self, SelftestError> {
         let no_cuda = if choice == Choice::Fake {
             "--gpu fake".to_owned()
         } else {
-            let info = info("auto", kit, scratch, interrupt)?;
+            let info = info("auto", kit, scratch)?;
             match devices(&info, "cuda") {
                 Ok(count) => return Ok(Self { info, gpus: Gpus::Cuda, count, no_cuda: None }),
                 Err(why) if choice == Choice::Cuda => return Err(SelftestError::NoGpu(why)),
                 Err(why) => why,
             }
         };
-        let info = info("fake", kit, scratch, interrupt)?;
+        let info = info("fake", kit, scratch)?;
         let count = devices(&info, "fake").unwrap_or(0);
         Ok(Self { info, gpus: Gpus::Simulated, count, no_cuda: Some(no_cuda) })
     }
@@ -94,18 +89,13 @@ fn devices(info: &Value, driver: &str) -> Result<usize, String> {
     }
 }
 
-fn info(
-    gpu: &str,
-    kit: &Kit,
-    scratch: &Path,
-    interrupt: &Interrupt,
-) -> Result<Value, SelftestError> {
+fn info(gpu: &str, kit: &Kit, scratch: &Path) -> Result<Value, SelftestError> {
     let mut command = Command::new(&kit.carrack);
     command.args(["info", "--json"]);
     super::part::clean(&mut command);
     command.env("CARRACK_GPU", gpu);
     let [said, complained] = ["info.out", "info.err"].map(|name| scratch.join(name));
-    let ended = child::capture(&mut command, [&said, &complained], LIMIT, interrupt, || {});
+    let ended = child::capture(&mut command, [&said, &complained], LIMIT, || {});
     let failed = |what: String| {
         SelftestError::Machine(format!("{what} {}", ended.complaints.trim()).trim_end().to_owned())
     };

@@ -38,14 +38,15 @@ pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
 use crate::{USAGE, bar, complain};
-use child::Interrupt;
 use children::echo;
 use kit::Kit;
 use machine::Machine;
 use node::Node;
 use part::{Part, Ran};
 use report::{Report, Totals};
-use std::fs;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,6 +62,10 @@ const INTERRUPTED: u8 = 130;
 enum SelftestError {
     #[error("{}: {source}; name another folder with --report", path.display())]
     File { path: PathBuf, source: io::Error },
+    #[error("{}: another selftest writes there; name another folder with --report", .0.display())]
+    Taken(PathBuf),
+    #[error("{}: {source}; name a folder with TMPDIR that is there and writable", path.display())]
+    Temporary { path: PathBuf, source: io::Error },
     #[error(
         "there are no test programs in {}: run this from the folder that `cargo xtask bundle` \
         made, or after `cargo build --workspace --examples` and `cargo test --no-run`", .0.display()
@@ -101,11 +106,11 @@ pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
 }
 
 fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
-    let interrupt = Interrupt::watch()?;
-    let kit = Kit::find(&options.report, &interrupt)?;
+    child::watch()?;
+    let kit = Kit::find(&options.report)?;
     let (date, start) = (now(), Instant::now());
     let scratch = scratch()?;
-    let machine = Machine::look(options.gpu, &kit, scratch.path(), &interrupt)?;
+    let machine = Machine::look(options.gpu, &kit, scratch.path())?;
     let suffix = node.suffix();
     let parts = chosen(options, &kit, &machine, suffix.as_deref())?;
     if options.list {
@@ -118,15 +123,15 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let logs = options
         .report
         .join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
-    fs::create_dir_all(&logs).map_err(file(&logs))?;
+    let _taken = take(&options.report, &logs)?;
     let gpus = machine.gpus_in_words();
     echo(&format!("carrack selftest, {date}: {} parts; {gpus}", parts.len()));
-    let ran = run_all(parts, &logs, scratch.path(), &interrupt);
+    let ran = run_all(parts, &logs, scratch.path());
     let report = Report::of(date, start.elapsed(), &kit, node, machine, ran);
     let names = report.write(&options.report, suffix.as_deref())?;
     echo(&format!("{}: {names}", report.summary()));
     Ok(match report.totals {
-        _ if interrupt.came() => INTERRUPTED,
+        _ if children::interrupted() => INTERRUPTED,
         Totals { parts_failed: 0, parts_passed: 0, .. } => {
             complain("selftest: nothing was tested: every part was skipped");
             1
@@ -150,10 +155,11 @@ fn chosen(
     parts.extend(perf::parts(kit, machine, options.quick, options.seconds));
     let is_wanted =
         |part: &Part| options.filter.iter().any(|text| part.name.contains(text.as_str()));
-    parts.retain(|part| options.filter.is_empty() || is_wanted(part));
-    if parts.is_empty() {
-        return Err(SelftestError::NothingChosen(options.filter.join(",")));
+    let is_in_none = |text: &&String| !parts.iter().any(|part| part.name.contains(text.as_str()));
+    if let Some(text) = options.filter.iter().find(is_in_none) {
+        return Err(SelftestError::NothingChosen(text.clone()));
     }
+    parts.retain(|part| options.filter.is_empty() || is_wanted(part));
     if let Some(limit) = options.limit {
         parts.iter_mut().for_each(|part| part.limit = limit);
     }
@@ -162,12 +168,12 @@ fn chosen(
 
 /// Runs one part after another. Prints a line for each ended part, and a progress bar on a
 /// terminal.
-fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
+fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path) -> Vec<Ran> {
     let bar = bar::new(parts.len(), "[{bar:24}] {pos}/{len} {elapsed} {msg}");
     let run = |part: Part| {
         bar.set_message(part.name.clone());
         bar.tick();
-        let ran = part.run(logs, scratch, interrupt, || bar.tick());
+        let ran = part.run(logs, scratch, || bar.tick());
         let Ran { name, seconds, words, .. } = &ran;
         let word = ran.outcome.word();
         bar.suspend(|| echo(&format!("{word:<7} {seconds:>6.1} s  {name}: {words}")));
@@ -188,7 +194,21 @@ fn now() -> String {
 /// Creates a folder for temporary files of the parts, which is removed in the end.
 fn scratch() -> Result<TempDir, SelftestError> {
     let folder = tempfile::Builder::new().prefix("carrack-selftest-").tempdir();
-    folder.map_err(file(&std::env::temp_dir()))
+    let path = std::env::temp_dir();
+    folder.map_err(|source| SelftestError::Temporary { path, source })
+}
+
+/// Makes the folders of the report, and takes them for this run until the result is dropped.
+fn take(report: &Path, logs: &Path) -> Result<File, SelftestError> {
+    fs::create_dir_all(logs).map_err(file(logs))?;
+    // The folder may be there and be another user's.
+    tempfile::tempfile_in(report).map_err(file(report))?;
+    let taken = File::open(logs).map_err(file(logs))?;
+    match flock(&taken, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(SelftestError::Taken(report.to_owned())),
+        // A file system without locks.
+        _ => Ok(taken),
+    }
 }
 
 fn file(path: &Path) -> impl FnOnce(io::Error) -> SelftestError {

@@ -1,6 +1,6 @@
 //! Part of the selftest: its command line, its run and its outcome.
 
-use super::child::{self, Ended, Interrupt, Trouble};
+use super::child::{self, Ended, Trouble};
 use super::halo::Halo;
 use super::kit::Kit;
 use super::libtest::Tally;
@@ -121,16 +121,10 @@ impl Part {
     }
 
     /// Runs the part. Its output goes to files in `logs`.
-    pub(super) fn run(
-        self,
-        logs: &Path,
-        scratch: &Path,
-        interrupt: &Interrupt,
-        on_tick: impl FnMut(),
-    ) -> Ran {
+    pub(super) fn run(self, logs: &Path, scratch: &Path, on_tick: impl FnMut()) -> Ran {
         let skip = self.skip.clone();
-        let interrupted = || "the run was interrupted before it".to_owned();
-        if let Some(why) = skip.or_else(|| interrupt.came().then(interrupted)) {
+        let too_late = || "the run was interrupted before it".to_owned();
+        if let Some(why) = skip.or_else(|| children::interrupted().then(too_late)) {
             return self.ran(Outcome::Skipped, Some(why));
         }
         let start = Instant::now();
@@ -143,7 +137,7 @@ impl Part {
         clean(&mut command);
         command.envs(self.env.iter().cloned()).env("TEST_SCRATCH", scratch);
         let files = [said.as_path(), &complained];
-        let ended = child::capture(&mut command, files, self.limit, interrupt, on_tick);
+        let ended = child::capture(&mut command, files, self.limit, on_tick);
         if ended.complaints.is_empty() {
             let _ = fs::remove_file(complained);
         }

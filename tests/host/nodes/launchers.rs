@@ -6,9 +6,10 @@ use super::{NONE, RANKS};
 use crate::apart;
 use crate::support::built;
 use crate::support::children::unset;
-use crate::support::nodes::{ADDRESSES, Nodes};
+use crate::support::nodes::Nodes;
 use crate::support::ranks::{launched, scratch};
 use crate::support::{random, rng};
+use children::ADDRESSES;
 use children::Running;
 use rand::Rng;
 use std::fs::{File, Permissions};
@@ -89,8 +90,8 @@ fn run(commands: &[Vec<String>], succeeds: bool) -> String {
 
 /// Returns words as a command on a node.
 fn on(nodes: &Nodes, node: u32, words: &[&str], program: &[String]) -> Vec<String> {
-    let before = nodes.wrapper(node).into_iter().chain(words.iter().copied());
-    before.map(str::to_owned).chain(program.iter().cloned()).collect()
+    let words = words.iter().map(|word| (*word).to_owned());
+    nodes.wrapper(node).into_iter().chain(words).chain(program.iter().cloned()).collect()
 }
 
 #[test]
@@ -258,8 +259,7 @@ impl Slurm {
     /// Returns words as a command of a client of Slurm.
     fn words(&self, nodes: &Nodes, words: &[&str], program: &[String]) -> Vec<String> {
         let conf = format!("SLURM_CONF={}/slurm.conf", self.folder.display());
-        let before = ["unshare", "--uts", "sh", "-c", "hostname node0; exec \"$0\" \"$@\"", "env"];
-        on(nodes, 0, &[&before[..], &[&conf], words].concat(), program)
+        on(nodes, 0, &[&["env", &conf], words].concat(), program)
     }
 }
 

@@ -4,20 +4,22 @@
 #![expect(unsafe_code, reason = "rustix cannot make a TAP")]
 
 use crate::rng;
+use children::ADDRESSES;
 use rand::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::fs::{File, OpenOptions, Permissions};
+use std::error::Error;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,11 +37,10 @@ pub struct Weather {
     pub cut: [bool; 2],
 }
 
-/// Addresses of the nodes.
-pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+const SOON: Duration = Duration::from_secs(20);
 
 pub struct Nodes {
-    names: [String; 2],
+    nodes: children::Nodes,
     weather: Arc<Mutex<Weather>>,
     is_over: Arc<AtomicBool>,
     switch: Option<JoinHandle<()>>,
@@ -51,51 +52,35 @@ impl Nodes {
         Self::try_make().inspect_err(|why| println!("skipped: {test}: {why}")).ok()
     }
 
-    fn try_make() -> Result<Self, String> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = |node| format!("carrack-test-{}-{number}-{node}", std::process::id());
-        let (weather, is_over) = Default::default();
-        let mut nodes = Self { names: [0, 1].map(name), weather, is_over, switch: None };
+    fn try_make() -> Result<Self, Box<dyn Error>> {
+        let nodes = children::Nodes::make()?;
         let mut taps = Vec::new();
-        for (node, name) in nodes.names.iter().enumerate() {
+        for node in 0..2 {
             let (tap, card) = tap().map_err(|error| format!("/dev/net/tun: {error}"))?;
-            // `ip netns exec` has these take the place of the machine's.
-            let hosts =
-                format!("127.0.0.1 localhost\n{} node0\n{} node1\n", ADDRESSES[0], ADDRESSES[1]);
-            let written = std::fs::create_dir_all(format!("/etc/netns/{name}"))
-                .and_then(|()| std::fs::write(format!("/etc/netns/{name}/hosts"), hosts));
-            written.map_err(|error| format!("/etc/netns: {error}"))?;
-            ip(&format!("netns add {name}"))?;
-            ip(&format!("link set {card} netns {name} name eth0"))?;
-            ip(&format!("-n {name} address add {}/24 dev eth0", ADDRESSES[node]))?;
-            ip(&format!("-n {name} link set lo up"))?;
-            ip(&format!("-n {name} link set eth0 up"))?;
+            let words = format!("link set {card} netns {} name eth0", nodes.holder(node));
+            children::read(Command::new("ip").args(words.split(' ')), SOON)?;
+            nodes.set_up(node)?;
             taps.push(tap);
         }
-        let (weather, is_over) = (nodes.weather.clone(), nodes.is_over.clone());
-        nodes.switch = Some(std::thread::spawn(move || switch(&taps, &weather, &is_over)));
-        Ok(nodes)
+        let (weather, is_over) = <(Arc<Mutex<Weather>>, Arc<AtomicBool>)>::default();
+        let (now, until) = (weather.clone(), is_over.clone());
+        let switch = Some(std::thread::spawn(move || switch(&taps, &now, &until)));
+        Ok(Self { nodes, weather, is_over, switch })
     }
 
     /// Returns the words before a program that runs on a node.
-    pub fn wrapper(&self, node: u32) -> Vec<&str> {
-        vec!["ip", "netns", "exec", &self.names[node as usize]]
+    pub fn wrapper(&self, node: u32) -> Vec<String> {
+        self.nodes.wrapper(node as usize)
     }
 
     /// Writes a program that takes the place of ssh, for launchers.
     pub fn agent(&self, folder: &Path) -> PathBuf {
-        let [zero, one] = &self.names;
-        let script = format!("#!/bin/sh\nzero={zero} one={one}\n{}", include_str!("agent.sh"));
-        let path = folder.join(format!("{zero}-agent"));
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-        path
+        self.nodes.agent(folder).unwrap()
     }
 
     /// Listens on a port of a node.
     pub fn listener(&self, node: usize, port: u16) -> TcpListener {
-        let space = File::open(format!("/run/netns/{}", self.names[node])).unwrap();
+        let space = File::open(format!("/proc/{}/ns/net", self.nodes.holder(node))).unwrap();
         let listen = move || {
             // This thread only; its sockets stay where they were made.
             let kind = Some(LinkNameSpaceType::Network);
@@ -116,7 +101,7 @@ impl Nodes {
 
     /// Sets the network card of a node `up` or `down`, which its kernel sees.
     pub fn card(&self, node: usize, state: &str) {
-        ip(&format!("-n {} link set eth0 {state}", self.names[node])).unwrap();
+        self.nodes.ip(node, &format!("link set eth0 {state}")).unwrap();
     }
 }
 
@@ -124,18 +109,7 @@ impl Drop for Nodes {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         let _ = self.switch.take().map(JoinHandle::join);
-        for name in &self.names {
-            let _ = ip(&format!("netns delete {name}"));
-            let _ = std::fs::remove_dir_all(format!("/etc/netns/{name}"));
-        }
     }
-}
-
-fn ip(words: &str) -> Result<(), String> {
-    let run = Command::new("ip").args(words.split(' ')).output();
-    let output = run.map_err(|error| format!("ip of iproute2: {error}"))?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    output.status.success().then_some(()).ok_or(format!("ip {words}: {}", complaint.trim_end()))
 }
 
 /// Makes a network card whose frames this process carries, and returns the card's name too.

@@ -68,12 +68,18 @@ impl Ranks {
 
     /// Starts ranks like `start`, each under a command that executes its arguments.
     pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
-        Self::start_with(|_| wrapper.to_vec(), |_| None, role, size, words)
+        Self::start_with(
+            |_| wrapper.iter().map(|word| (*word).to_owned()).collect(),
+            |_| None,
+            role,
+            size,
+            words,
+        )
     }
 
     /// Starts ranks like `start`, each under a command of its own.
-    pub fn start_each_under<'a>(
-        wrapper: impl Fn(u32) -> Vec<&'a str>,
+    pub fn start_each_under(
+        wrapper: impl Fn(u32) -> Vec<String>,
         role: &str,
         size: u32,
         words: &[u64],
@@ -92,7 +98,7 @@ impl Ranks {
     }
 
     fn start_with<'a>(
-        wrapper: impl Fn(u32) -> Vec<&'a str>,
+        wrapper: impl Fn(u32) -> Vec<String>,
         variable: impl Fn(u32) -> Option<(&'a str, &'a str)>,
         role: &str,
         size: u32,

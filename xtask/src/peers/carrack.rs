@@ -4,7 +4,6 @@ use std::process::{Command, Stdio};
 
 use super::cores::Cores;
 use super::kit::Setup;
-use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit};
 use super::ucx;
@@ -51,7 +50,7 @@ impl Carrack {
         let [mut first, mut other] = [0, 1].map(|side| {
             let mut command = perf(self.0.pin(row, side, &self.0.kit.carrack), row, seconds);
             command.env("RANK", side.to_string()).env("WORLD_SIZE", "2");
-            command.env("MASTER_ADDR", ADDRESSES[0]).env("MASTER_PORT", &port);
+            command.env("MASTER_ADDR", children::ADDRESSES[0]).env("MASTER_PORT", &port);
             // Both nodes are of one machine, on which shared memory would be nearer.
             command.env("CARRACK_TRANSPORT", "tcp").env("CARRACK_JOB_SECRET", "a benchmark's own");
             command

@@ -50,6 +50,7 @@ impl Measured {
             let Some(setting) = entry.setting.filter(|_| entry.out.is_none()) else { continue };
             match sides[which].measure(&self.row, &setting) {
                 Ok(figure) => entry.figures.push(figure),
+                Err(_) if children::interrupted() => return,
                 Err(error) => entry.out = Some(error.into()),
             }
         }

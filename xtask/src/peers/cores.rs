@@ -34,6 +34,18 @@ impl Cores {
         Ok(Self(chosen))
     }
 
+    /// Returns these, if this process may use them.
+    pub(super) fn allowed(self) -> Result<Self, TaskError> {
+        let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
+        match self.0.iter().find(|cpu| **cpu >= CpuSet::MAX_CPU || !allowed.is_set(**cpu)) {
+            None => Ok(self),
+            Some(cpu) => Err(TaskError::Missing {
+                what: format!("CPU {cpu} of --cores {self}"),
+                remedy: "name CPUs that this process may use: `taskset -pc $$` shows them",
+            }),
+        }
+    }
+
     /// Returns this number of them, or an error that names both numbers.
     pub(super) fn first(&self, count: usize) -> Result<&[usize], String> {
         let there = self.0.len();
@@ -90,6 +102,15 @@ mod tests {
         assert_eq!("2,5,0,1".parse(), Ok(Cores(vec![2, 5, 0, 1])));
         for wrong in ["", "1", "1,1", "1,2,1", "a,b"] {
             assert!(wrong.parse::<Cores>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_here_is_an_error_that_names_it() {
+        assert!(Cores::choose().is_ok_and(|cores| cores.allowed().is_ok()));
+        for far in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU, usize::MAX] {
+            let error = Cores(vec![0, far]).allowed().unwrap_err().to_string();
+            assert!(error.contains(&format!("CPU {far} of --cores 0,{far}")), "{error}");
         }
     }
 

@@ -151,12 +151,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let Some(folder) = &options.pack else { return compare(options, kit) };
     let mib = pack::pack(&kit, folder)? as f64 / 1048576.0;
     let folder = folder.display();
-    println!("{folder}: {mib:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}");
+    say!("{folder}: {mib:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}");
     Ok(ExitCode::SUCCESS)
 }
 
 fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
-    let cores = options.cores.clone().map_or_else(Cores::choose, Ok)?;
+    let cores = options.cores.clone().map_or_else(Cores::choose, Cores::allowed)?;
     let (seconds, gpus) = (options.seconds, kit.gpus());
     let rows = options.chosen();
     let nodes =
@@ -175,7 +175,8 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
     report(options, &rows, &sides, setup.cores)
 }
 
-/// Measures all rows, and prints the report. The status is 1 if a program has failed.
+/// Measures all rows, and prints the report. The status is 1 if a program has failed, or nothing
+/// was measured.
 fn report(
     options: &Options,
     rows: &[Row],
@@ -193,14 +194,18 @@ fn report(
     };
     let report = Report { heading, measured: &measured };
     if options.json {
-        println!("{}", report.json());
+        say!("{}", report.json());
         eprintln!("{}", report.table());
     } else {
-        println!("{}", report.table());
+        say!("{}", report.table());
     }
     let mut entries = measured.iter().flat_map(|one| &one.entries);
     let failed = entries.any(|entry| matches!(entry.out, Some(Out::Failed(_))));
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_empty = measured.iter().all(|one| one.rounds() == 0);
+    if is_empty {
+        eprintln!("xtask: nothing was measured");
+    }
+    Ok(if failed || is_empty { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Options {
@@ -219,10 +224,14 @@ impl Options {
 fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Measured> {
     let begun = Instant::now();
     let is_late = || options.limit.is_some_and(|limit| begun.elapsed().as_secs() >= limit);
+    let is_over = || match children::interrupted() {
+        true => Some("a signal came"),
+        false => is_late().then_some("over the limit"),
+    };
     let mut measured: Vec<Measured> = Vec::new();
     for &row in rows {
-        if is_late() {
-            eprintln!("over the limit: the rows from {row} on are left out");
+        if let Some(why) = is_over() {
+            eprintln!("{why}: the rows from {row} on are left out");
             break;
         }
         eprintln!("trying settings: {row}");
@@ -231,8 +240,8 @@ fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Meas
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
         for one in &mut measured {
-            if is_late() {
-                eprintln!("over the limit, at {}", one.row);
+            if let Some(why) = is_over() {
+                eprintln!("{why}, at {}", one.row);
                 return measured;
             }
             one.round(round as usize, sides);

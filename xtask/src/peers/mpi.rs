@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::cores::Cores;
 use super::kit::Setup;
-use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::error::TaskError;
@@ -101,12 +100,19 @@ impl Mpi {
         match self.library {
             Library::Mpich => {
                 command.args(["-launcher", "ssh", "-launcher-exec"]).arg(nodes.agent());
-                command.args(["-iface", "eth0", "-ppn", "1", "-hosts", &ADDRESSES.join(",")]);
+                command.args([
+                    "-iface",
+                    "eth0",
+                    "-ppn",
+                    "1",
+                    "-hosts",
+                    &children::ADDRESSES.join(","),
+                ]);
             }
             Library::OpenMpi => {
                 command.args(["--allow-run-as-root", "--bind-to", "none", "--prtemca"]);
                 command.arg("plm_ssh_agent").arg(nodes.agent()).arg("--host");
-                command.arg(ADDRESSES.map(|address| format!("{address}:1")).join(","));
+                command.arg(children::ADDRESSES.map(|address| format!("{address}:1")).join(","));
             }
         }
         command

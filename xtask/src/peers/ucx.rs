@@ -8,7 +8,6 @@ use std::time::Duration;
 use fs_err as fs;
 
 use super::kit::Setup;
-use super::nodes::ADDRESSES;
 use super::row::{Op, Row, Test};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::error::TaskError;
@@ -127,7 +126,7 @@ impl Side for Ucx {
             command.envs(setting.variant.env.iter().copied());
             command
         };
-        let at = if row.tcp { ADDRESSES[1] } else { "127.0.0.1" };
+        let at = if row.tcp { children::ADDRESSES[1] } else { "127.0.0.1" };
         let run = || {
             let port = free_port()?;
             let (server, client) = (perftest(1, None, port), perftest(0, Some(at), port));

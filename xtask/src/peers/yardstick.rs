@@ -7,7 +7,6 @@ use std::thread;
 use super::carrack::Carrack;
 use super::cores::Cores;
 use super::kit::Setup;
-use super::nodes::ADDRESSES;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit, tune};
 use super::ucx;
@@ -25,7 +24,7 @@ impl Yardstick {
         server.args(["server", &port]);
         let test = if row.asleep { "asleep" } else { &name(row.test) };
         client.args([test, &row.size.to_string(), &setting.iterations.to_string()]);
-        client.args([ADDRESSES[1], &port]);
+        client.args([children::ADDRESSES[1], &port]);
         let port = port.parse().unwrap_or_default();
         let said = ucx::between(server, client, port, self.0.seconds)?;
         side::read_line("tcp_bench", &said, row)

@@ -59,7 +59,7 @@ fn four(
     let mut job = Command::new(home.join("bin/mpiexec"));
     clean(&mut job);
     job.args(["-n", "4"]).args(options).arg(program).env("LD_LIBRARY_PATH", home.join("lib"));
-    println!("$ {}", children::spoken(&job));
+    say!("$ {}", children::spoken(&job));
     let said = children::read(&mut job, LIMIT)?;
     print!("{said}");
     if is_right(&said) {

@@ -30,7 +30,7 @@ pub(super) fn nodes(context: &mut Context) -> Outcome {
     steps::need_nodes()?;
     let slurm = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix-dev";
     if let Err(error) = apt::see_to(slurm) {
-        println!("without Slurm: {error}");
+        say!("without Slurm: {error}");
     }
     let mut command = context.workspace.cargo(HOST);
     command

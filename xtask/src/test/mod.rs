@@ -60,8 +60,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let budget = largest.max(tier).budget();
     let mut context = Context { workspace, tally: Tally::default(), limit: budget };
     let mut summary = Summary::default();
-    for (at, step) in wanted.iter().enumerate() {
-        println!("\n=== {} === ({} of {})", step.name, at + 1, wanted.len());
+    let steps = wanted.iter().enumerate().take_while(|_| !children::interrupted());
+    for (at, step) in steps {
+        say!("\n=== {} === ({} of {})", step.name, at + 1, wanted.len());
         let left = budget.saturating_sub(began.elapsed());
         let step_began = Instant::now();
         let outcome = if left.is_zero() {
@@ -71,10 +72,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
             (step.body)(&mut context)
         };
         let took = step_began.elapsed();
-        println!("--- {}: {} ({:.1} s)", step.name, step::shown(&outcome), took.as_secs_f64());
+        say!("--- {}: {} ({:.1} s)", step.name, step::shown(&outcome), took.as_secs_f64());
         summary.add(step.name, outcome, took);
     }
-    println!("\n{summary}");
-    println!("{}", context.tally);
+    say!("\n{summary}");
+    say!("{}", context.tally);
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

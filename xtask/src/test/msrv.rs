@@ -13,10 +13,10 @@ pub(super) fn step(context: &mut Context) -> Outcome {
     let offenders: Vec<&Package> = offenders(packages, ours).collect();
     for package in &offenders {
         let asked = package.rust_version.as_deref().unwrap_or_default();
-        println!("error: {} {} needs Rust {asked}", package.name, package.version);
+        say!("error: {} {} needs Rust {asked}", package.name, package.version);
     }
     let ours = ours.map(|number| number.to_string()).join(".");
-    println!("{} packages checked against Rust {ours}", packages.len());
+    say!("{} packages checked against Rust {ours}", packages.len());
     match offenders.len() {
         0 => Ok(()),
         count => Err(Stopped::Failed(format!(

@@ -17,7 +17,7 @@ pub(super) fn step(context: &mut Context) -> Outcome {
     })?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let left = format!("{} has {:.1} GB left", there.display(), free as f64 / 1e9);
-    println!("{left}");
+    say!("{left}");
     // A folder in which an earlier run was: most of it is there.
     let needed = if target.join("release").exists() { NEEDED / 4 } else { NEEDED };
     if free >= needed {

@@ -70,7 +70,7 @@ pub(super) struct Context {
 impl Context {
     /// Runs a command, its output streaming through.
     pub(super) fn run(&self, command: &mut Command) -> Result<(), ChildError> {
-        println!("$ {}", children::spoken(command));
+        say!("$ {}", children::spoken(command));
         children::run(command, self.limit, children::echo)
     }
 
@@ -82,7 +82,7 @@ impl Context {
     /// Runs `cargo test` in some form, and counts its tests. A run that executes none fails: a
     /// filter that matches nothing tests nothing.
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
-        println!("$ {}", children::spoken(command));
+        say!("$ {}", children::spoken(command));
         let mut tally = Tally::default();
         let result = children::run(command, self.limit, |line| {
             children::echo(line);

@@ -134,9 +134,9 @@ fn checks(context: &mut Context, which: impl Fn(&&Check) -> bool) -> Outcome {
         let mut plan = plan(context, &host, check)?;
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
         let place = if check.wiring == TwoGuests { "two guests" } else { "a guest" };
-        println!("\n     In {place}: {}", check.name);
+        say!("\n     In {place}: {}", check.name);
         if let Err(why) = run(context, &host, check, &plan) {
-            println!("error: {}: {why}", check.name);
+            say!("error: {}: {why}", check.name);
             failed.push(check.name);
         }
     }
@@ -193,7 +193,7 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
             words.push_back(line);
             words.drain(..words.len().saturating_sub(LAST_WORDS));
         } else {
-            println!("{line}");
+            say!("{line}");
         }
     });
     let wanted = check.status;
@@ -204,10 +204,10 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
         Ok(_) => Ok(()),
     };
     if outcome.is_ok() && matches!(check.what, Shell(_)) {
-        println!("test guest::{} ... ok", check.name);
+        say!("test guest::{} ... ok", check.name);
     }
     if outcome.is_err() {
-        words.iter().for_each(|line| println!("{line}"));
+        words.iter().for_each(|line| say!("{line}"));
         // Also where only the second guest knows of it, or a test has aborted its process.
         tally.at_least_one_failed();
     }

@@ -45,7 +45,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     apt::see_to("perftest ucx-utils")?;
     let carrack = workspace.release()?;
     let Machine { date, cpu, load_before, .. } = Machine::look_before_rounds()?;
-    println!("{date}; on {cpu}, which emulates the guest; load {load_before:.2}");
+    say!("{date}; on {cpu}, which emulates the guest; load {load_before:.2}");
     let own = env::current_exe()?;
     let mut command: Vec<OsString> = PREEMPT_POLLERS.map(OsString::from).into();
     command.extend([own.into(), "bench-peers".into(), "--in-guest".into()]);
@@ -68,7 +68,7 @@ pub(super) fn measure(carrack: &Path, options: &Options) -> Result<ExitCode, Tas
         Box::new(Perftest),
         Box::new(Ucx),
     ];
-    println!("Devices and machine are simulated: only ratios mean anything.");
+    say!("Devices and machine are simulated: only ratios mean anything.");
     super::report(options, &row::read(ROWS), &sides, Cores::choose()?)
 }
 
