@@ -240,7 +240,7 @@ fn the_end_of_a_peer_waits_for_room_in_the_batch<J: Job>() {
         ends.device.close();
         // The next poll finds both.
         if let Armed::Wait(_) = here.device.arm() {
-            here.device.disarm();
+            here.device.disarm(true);
         }
         let (mut has_come, mut has_ended, start) = (false, false, Instant::now());
         while !(has_come && has_ended) {
@@ -540,7 +540,7 @@ fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
                     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
                     assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "never woken");
                     slept += 1;
-                    side.device.disarm();
+                    side.device.disarm(true);
                 }
             }
         }

@@ -54,7 +54,7 @@ fn a_thread_that_gets_up_and_takes_a_message_leaves_others_to_be_woken_by_the_ne
         send::<J>(&mut here, &link);
         assert!(is_woken(fd, LIMIT / 10), "round {round}: not woken by the first message");
         // One of them gets up, takes the message, and makes no progress from then on.
-        device.disarm();
+        device.disarm(true);
         let start = Instant::now();
         while there.poll().is_empty() {
             assert!(start.elapsed() < LIMIT / 10);
@@ -67,7 +67,7 @@ fn a_thread_that_gets_up_and_takes_a_message_leaves_others_to_be_woken_by_the_ne
             is_woken(fd, LIMIT / 10),
             "round {round}: the other one sleeps over the second message"
         );
-        device.disarm();
+        device.disarm(true);
         let start = Instant::now();
         while there.poll().is_empty() {
             assert!(start.elapsed() < LIMIT / 10);
@@ -83,7 +83,7 @@ fn a_thread_that_gets_up_and_takes_a_message_leaves_others_to_be_woken_by_the_ne
             Armed::Ready => false,
             Armed::Wait(fd) => {
                 let rings = is_woken(fd, Duration::ZERO);
-                device.disarm();
+                device.disarm(true);
                 !rings
             }
         }
@@ -101,7 +101,7 @@ fn a_thread_that_only_gets_up_does_not_silence_what_was_rung_for_the_next_sleepe
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 if let Armed::Wait(_) = device.arm() {
-                    device.disarm();
+                    device.disarm(true);
                 }
             }
         });
@@ -120,7 +120,7 @@ fn a_thread_that_only_gets_up_does_not_silence_what_was_rung_for_the_next_sleepe
             // The other one gets through what it was doing when the message came.
             std::thread::sleep(Duration::from_micros(200));
             all_woken = is_woken(fd, Duration::from_secs(10));
-            device.disarm();
+            device.disarm(true);
         }
         stop.store(true, Ordering::Relaxed);
         assert!(all_woken, "sleeper {slept} is not woken by a message that is there");

@@ -220,8 +220,10 @@ impl Sleep {
             // An interruption counts as an event: the caller checks its condition and sleeps again.
             let _ = rustix::event::poll(&mut fds, Some(&timeout));
         }
-        for lane in armed {
-            lane.device.disarm();
+        let first = fds.len() - armed.len();
+        for (lane, fd) in armed.into_iter().zip(&fds[first..]) {
+            // Without a sleep it is not known.
+            lane.device.disarm(ready || !fd.revents().is_empty());
             lane.pace.rouse();
         }
     }

@@ -81,8 +81,8 @@ impl Device for FarDevice {
         self.0.arm()
     }
 
-    fn disarm(&self) {
-        self.0.disarm();
+    fn disarm(&self, is_told: bool) {
+        self.0.disarm(is_told);
     }
 
     fn revoke(&self, peer: PeerId) -> bool {

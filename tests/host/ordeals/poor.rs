@@ -132,7 +132,7 @@ const RELIANT: [fn(); 4] = [
         in_a_sandbox(|| drop(sleepers.enter()));
     },
     || {
-        let granted = Barrier::of_this_process();
+        let granted = Barrier::between_processes();
         in_a_sandbox(|| attention::settle(granted));
     },
 ];
@@ -149,7 +149,7 @@ fn in_a_sandbox(what: impl FnOnce() + Send) {
 #[test]
 fn a_kernel_that_refuses_barriers_after_the_start_ends_the_rank_with_the_reason() {
     let _watchdog = Watchdog::over("sandbox");
-    let granted = Barrier::of_this_process();
+    let granted = Barrier::between_processes();
     if !(granted.heavy && granted.reachable) {
         return println!("skipped: this kernel grants no barriers: {granted:?}");
     }

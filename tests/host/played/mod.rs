@@ -261,7 +261,7 @@ impl Device for PlayedDevice {
         Armed::Ready
     }
 
-    fn disarm(&self) {}
+    fn disarm(&self, _is_told: bool) {}
 
     fn revoke(&self, _: PeerId) -> bool {
         !self.peer.may_copy.load(Ordering::SeqCst)

@@ -104,7 +104,7 @@ fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
     // Has it look at what they say before it looks at its own completions.
     let device = ground.sides[0].device.clone();
     if let Armed::Wait(_) = device.arm() {
-        device.disarm();
+        device.disarm(true);
     }
     ground.step();
     drop(held);

@@ -206,7 +206,7 @@ fn nothing_waits_for_a_poller_that_sleeps() {
         pair.gather(10);
         // Though the sender does not poll.
         pair.receive_until(10 * round);
-        pair.sides[0].device.disarm();
+        pair.sides[0].device.disarm(true);
     }
 }
 

@@ -58,7 +58,7 @@ fn a_rank_that_has_slept_is_told_what_was_wrong_and_not_only_that_its_queue_pair
     // Completion and event come while rank 0 sleeps; events are the first that it looks at then.
     attacker.send(16 + PACKET + 1);
     assert_eq!(attacker.status_while(std::thread::yield_now), IBV_WC_REM_INV_REQ_ERR);
-    device.disarm();
+    device.disarm(true);
     is_protocol(&ground.reports_the_attacker("asleep"), "longer than a packet");
 }
 

@@ -196,8 +196,9 @@ pub trait Device: Send + Sync {
     /// Prepares for sleep: see [`Armed`].
     fn arm(&self) -> Armed<'_>;
 
-    /// Ends the preparation: the thread that was told to wait is awake again, for whatever reason.
-    fn disarm(&self);
+    /// Ends the preparation: the thread that was told to wait is awake again. `is_told`: the
+    /// descriptor has become readable; otherwise it was something else.
+    fn disarm(&self, is_told: bool);
 
     /// Ends a peer's right to copy from and to this process's memory by [`PeerMemory`], for good,
     /// since only a link that has ended needs this. Returns `true` if the peer no longer copies:

@@ -459,7 +459,7 @@ impl Device for LoopbackDevice {
         Armed::Wait(self.inbox.sleepers.as_fd())
     }
 
-    fn disarm(&self) {
+    fn disarm(&self, _is_told: bool) {
         self.inbox.sleepers.end();
     }
 

@@ -169,7 +169,7 @@ impl ShmDevice {
             let listener = Listener::bind(&address.name)?;
             let shared = Arc::new(Shared {
                 identity,
-                barrier: Barrier::of_this_process(),
+                barrier: Barrier::between_processes(),
                 page,
                 page_fd,
                 wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -395,7 +395,7 @@ impl Device for ShmDevice {
         Armed::Wait(self.shared.epoll.as_fd())
     }
 
-    fn disarm(&self) {
+    fn disarm(&self, _is_told: bool) {
         self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
         self.armed.store(true, Ordering::Release);
     }

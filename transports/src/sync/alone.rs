@@ -47,7 +47,7 @@ impl Alone {
     /// Makes the state before any thread has come. Where barriers do not reach threads, all take
     /// the step by exchange from the beginning.
     pub(super) fn new() -> Self {
-        let barrier = Barrier::of_this_process();
+        let barrier = Barrier::within_process();
         let can = cfg!(any(loom, miri)) || barrier.heavy && barrier.reachable;
         let who = if can { NOBODY } else { SHARED };
         Self { who: AtomicU64::new(who), inside: AtomicBool::new(false), barrier }

@@ -72,7 +72,7 @@ mod models {
                 })
             };
             flag.cool();
-            settle(Barrier::of_this_process());
+            settle(Barrier::between_processes());
             let seen = message.load(Ordering::Acquire) == 1;
             let belled = producer.join().unwrap();
             assert!(seen || belled);

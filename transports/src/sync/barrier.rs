@@ -4,9 +4,10 @@
 //! barrier between the two. Otherwise the answer may be older than the message. In the path of
 //! every message that barrier would cost more than the message. It waits for the slot's cache line
 //! to arrive from the other core. So the side that is rare pays for both: [`heavy`] makes the
-//! kernel run a barrier on every running thread of all registered processes (`membarrier`,
-//! `GLOBAL_EXPEDITED`), and [`light`] only keeps the compiler in order. Where the kernel refuses,
-//! both sides use a real fence; [`Barrier`] says which it is.
+//! kernel run a barrier on every running thread of this process, or of all registered processes
+//! (`membarrier`, `PRIVATE_EXPEDITED` and `GLOBAL_EXPEDITED`), and [`light`] only keeps the
+//! compiler in order. Where the kernel refuses, both sides use a real fence; [`Barrier`] says which
+//! it is.
 //!
 //! The kernel is asked once, at the start. A later refusal (from a seccomp filter that the program
 //! installs) comes too late. Other threads have left out their fences, and no other call makes the
@@ -23,28 +24,45 @@ pub struct Barrier {
     pub reachable: bool,
     /// This process can call [`heavy`].
     pub heavy: bool,
+    /// Only threads of this process take part. Those of others are not interrupted.
+    within: bool,
 }
 
 impl Barrier {
-    /// Asks the kernel, and registers this process as reachable. Cheap when repeated.
+    /// A barrier of two fences, which takes no system call.
+    pub const FENCES: Self = Self { reachable: false, heavy: false, within: false };
+
+    /// Asks the kernel for a barrier between processes, and registers this one as reachable. Cheap
+    /// when repeated.
+    pub fn between_processes() -> Self {
+        Self::granted(false)
+    }
+
+    /// Asks the kernel for a barrier between the threads of this process. Cheap when repeated.
+    pub fn within_process() -> Self {
+        Self::granted(true)
+    }
+
     #[cfg(not(any(miri, loom)))]
-    pub fn of_this_process() -> Self {
+    fn granted(within: bool) -> Self {
+        use kernel::{EXPEDITED, REGISTER_EXPEDITED, ask};
         use std::sync::OnceLock;
-        static ANSWER: OnceLock<Barrier> = OnceLock::new();
-        *ANSWER.get_or_init(|| {
-            use kernel::{GLOBAL_EXPEDITED, REGISTER_GLOBAL_EXPEDITED, ask};
+        static ANSWERS: [OnceLock<Barrier>; 2] = [const { OnceLock::new() }; 2];
+        let which = usize::from(within);
+        *ANSWERS[which].get_or_init(|| {
             let offered = ask(0).unwrap_or(0);
             let has = |command: libc::c_int| offered & libc::c_long::from(command) != 0;
             let grants = |command: libc::c_int| has(command) && ask(command).is_ok();
-            Self { reachable: grants(REGISTER_GLOBAL_EXPEDITED), heavy: grants(GLOBAL_EXPEDITED) }
+            let reachable = grants(REGISTER_EXPEDITED[which]);
+            Self { reachable, heavy: grants(EXPEDITED[which]), within }
         })
     }
 
     /// Returns no barrier: under Miri and loom there is no kernel to ask. Both sides use real
     /// fences, which also makes the models meaningful.
     #[cfg(any(miri, loom))]
-    pub fn of_this_process() -> Self {
-        Self { reachable: false, heavy: false }
+    fn granted(_within: bool) -> Self {
+        Self::FENCES
     }
 }
 
@@ -67,7 +85,7 @@ pub fn heavy(barrier: Barrier) {
     fence(Ordering::SeqCst);
     #[cfg(not(any(miri, loom)))]
     if barrier.heavy
-        && let Err(error) = kernel::run_everywhere()
+        && let Err(error) = kernel::run_everywhere(barrier.within)
     {
         kernel::end(&error);
     }
@@ -81,8 +99,9 @@ mod kernel {
     use std::io::{self, Write};
     use std::time::Duration;
 
-    pub(super) const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
-    pub(super) const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+    /// Commands of membarrier(2): for all processes, and for this one.
+    pub(super) const EXPEDITED: [libc::c_int; 2] = [1 << 1, 1 << 3];
+    pub(super) const REGISTER_EXPEDITED: [libc::c_int; 2] = [1 << 2, 1 << 4];
 
     /// Attempts, a millisecond apart, while the kernel has no memory for its list of cores.
     const ATTEMPTS: u32 = 1000;
@@ -93,14 +112,23 @@ mod kernel {
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
     }
 
-    /// Runs a barrier on every running thread of all registered processes.
-    pub(super) fn run_everywhere() -> io::Result<()> {
+    /// Runs a barrier on every running thread of this process, or of all registered processes.
+    pub(super) fn run_everywhere(within: bool) -> io::Result<()> {
         let mut attempts = 1;
         loop {
-            match ask(GLOBAL_EXPEDITED) {
+            match ask(EXPEDITED[usize::from(within)]) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && attempts < ATTEMPTS => {
                     attempts += 1;
                     std::thread::sleep(Duration::from_millis(1));
+                }
+                // A forked child that the kernel has not registered.
+                Err(error)
+                    if within
+                        && error.raw_os_error() == Some(libc::EPERM)
+                        && attempts < ATTEMPTS =>
+                {
+                    attempts = ATTEMPTS;
+                    ask(REGISTER_EXPEDITED[1])?;
                 }
                 answer => return answer.map(drop),
             }

@@ -85,7 +85,7 @@ pub(super) fn this_thread() -> u64 {
 impl<T> BiasedLock<T> {
     /// Makes an open lock around `value`, without a bias.
     pub fn new(value: T) -> Self {
-        Self::with_barrier(value, Barrier::of_this_process())
+        Self::with_barrier(value, Barrier::within_process())
     }
 
     fn with_barrier(value: T, barrier: Barrier) -> Self {

@@ -25,7 +25,7 @@ impl Sleepers {
     /// No descriptor is left.
     #[cfg(not(loom))]
     pub fn new() -> Result<Self, rustix::io::Errno> {
-        Ok(Self::with_bell(Bell::new()?, Barrier::of_this_process()))
+        Ok(Self::with_bell(Bell::new()?, Barrier::within_process()))
     }
 
     /// Makes a bell whose two sides have a fence each, for a state that changes seldom: a thread
@@ -35,7 +35,7 @@ impl Sleepers {
     /// No descriptor is left.
     #[cfg(not(loom))]
     pub fn fenced() -> Result<Self, rustix::io::Errno> {
-        Ok(Self::with_bell(Bell::new()?, Barrier { heavy: false, reachable: false }))
+        Ok(Self::with_bell(Bell::new()?, Barrier::FENCES))
     }
 
     fn with_bell(bell: Bell, barrier: Barrier) -> Self {
@@ -154,7 +154,7 @@ mod models {
 
     impl Room {
         fn new() -> Arc<Self> {
-            let sleepers = Sleepers::with_bell(Bell(AtomicU32::new(0)), Barrier::of_this_process());
+            let sleepers = Sleepers::with_bell(Bell(AtomicU32::new(0)), Barrier::within_process());
             Arc::new(Self { sleepers, changed: AtomicBool::new(false) })
         }
 

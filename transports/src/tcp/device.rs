@@ -478,8 +478,10 @@ impl Device for TcpDevice {
         if !polling.hot.is_empty() {
             self.read_hot(polling, batch);
         }
-        let is_armed =
-            self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire);
+        // What was read is delivered first: it is what the sleep has ended for, most often.
+        let is_armed = batch.is_empty()
+            && self.armed.load(Ordering::Relaxed)
+            && self.armed.swap(false, Ordering::Acquire);
         if is_armed || polling.looks.is_due(batch.is_empty()) {
             self.look(polling, batch);
         }
@@ -497,7 +499,6 @@ impl Device for TcpDevice {
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
         self.shared.sleepers.begin();
-        self.armed.store(true, Ordering::Relaxed);
         if self.shared.news.load(Ordering::Acquire) || polling.has_backlog {
             self.shared.sleepers.end();
             return Armed::Ready;
@@ -524,9 +525,11 @@ impl Device for TcpDevice {
         Armed::Wait(self.shared.epoll.as_fd())
     }
 
-    fn disarm(&self) {
+    fn disarm(&self, is_told: bool) {
         self.shared.sleepers.end();
-        self.armed.store(true, Ordering::Release);
+        if is_told {
+            self.armed.store(true, Ordering::Release);
+        }
     }
 
     fn close(&self) {

@@ -533,7 +533,7 @@ impl Device for RdmaDevice {
         Armed::Wait(self.epoll.as_fd())
     }
 
-    fn disarm(&self) {
+    fn disarm(&self, _is_told: bool) {
         self.signs.gathered.wake();
         self.rails.disarm();
         self.attention.store(true, Ordering::Release);

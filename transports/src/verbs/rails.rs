@@ -122,7 +122,7 @@ impl Rails {
     pub(super) fn arm(&self) -> bool {
         for (count, rail) in self.devices.iter().enumerate() {
             if matches!(rail.arm(), Armed::Ready) {
-                self.devices.iter().take(count).for_each(|rail| rail.disarm());
+                self.devices.iter().take(count).for_each(|rail| rail.disarm(true));
                 return false;
             }
         }
@@ -130,7 +130,7 @@ impl Rails {
     }
 
     pub(super) fn disarm(&self) {
-        self.devices.iter().for_each(|rail| rail.disarm());
+        self.devices.iter().for_each(|rail| rail.disarm(true));
     }
 }
 

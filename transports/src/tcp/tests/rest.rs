@@ -56,7 +56,7 @@ fn rests(side: &Side, span: Duration) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let span = Timespec::try_from(span).unwrap();
     let woken = rustix::event::poll(&mut fds, Some(&span)).unwrap();
-    side.device.disarm();
+    side.device.disarm(true);
     woken == 0
 }
 
