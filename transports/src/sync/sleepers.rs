@@ -70,6 +70,11 @@ impl Sleepers {
         heavy(self.barrier);
     }
 
+    /// Returns `true` while there is one.
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::Acquire) != 0
+    }
+
     /// Ends the sleep of one.
     pub fn end(&self) {
         // The bell rings for all sleepers, so the last one silences it.

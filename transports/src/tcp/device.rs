@@ -45,6 +45,10 @@ const AHEAD: usize = 64;
 /// something.
 const HOT: usize = 4;
 
+/// Messages in a row, without a sleep, after which a socket that is read directly leaves the epoll
+/// set.
+const APART: u32 = 64;
+
 /// Time for which a socket is read directly after something came on it.
 const WARM: u64 = 1000 * TICKS_PER_MICROSECOND;
 
@@ -62,8 +66,7 @@ pub(super) struct Polling {
     pub(super) crossed: Vec<Guest>,
     /// Receiving ends, each at the place of its sending end.
     pub(super) inbound: Vec<Option<Inbound>>,
-    /// Places of sockets that are read directly, with the ticks at which something last came.
-    hot: Vec<(u32, u64)>,
+    hot: Vec<Hot>,
     scratch: Box<[u8]>,
     looks: Looks,
     ticked_at: Instant,
@@ -81,6 +84,17 @@ pub(super) struct Polling {
     pub(super) is_deaf: bool,
     /// Connections are not up or stand still, as of the last look.
     pub(super) is_troubled: bool,
+}
+
+/// Socket that polls read directly.
+#[derive(Debug)]
+struct Hot {
+    place: u32,
+    /// Ticks at which something last came.
+    since: u64,
+    /// Polls since the last sleep that have read something. From [`APART`] on the socket is not in
+    /// the epoll set.
+    streak: u32,
 }
 
 /// Sockets of a device.
@@ -218,18 +232,49 @@ impl TcpDevice {
     fn read_hot(&self, polling: &mut Polling, batch: &mut Batch) {
         let now = ticks();
         for at in (0..polling.hot.len()).rev() {
-            let Some(&(index, since)) = polling.hot.get(at) else { continue };
-            if self.receive(polling, index, batch) {
-                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.0 == index) {
-                    hot.1 = now;
+            let Some(&Hot { place, since, .. }) = polling.hot.get(at) else { continue };
+            if self.receive(polling, place, batch) {
+                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.place == place) {
+                    (hot.since, hot.streak) = (now, hot.streak.saturating_add(1));
+                    if hot.streak == APART {
+                        self.take_apart(polling, at);
+                    }
                 }
-            } else if now.wrapping_sub(since) > WARM && !Self::is_awaited(polling, index) {
+            } else if now.wrapping_sub(since) > WARM
+                && !Self::is_awaited(polling, place)
+                && self.put_back(polling, at)
+            {
                 polling.hot.swap_remove(at);
-                if let Some(Some(entry)) = polling.inbound.get_mut(index as usize) {
+                if let Some(Some(entry)) = polling.inbound.get_mut(place as usize) {
                     entry.acknowledge(&self.shared, true);
                 }
             }
         }
+    }
+
+    /// Takes a hot socket out of the epoll set, unless a thread sleeps on that.
+    #[cold]
+    fn take_apart(&self, polling: &mut Polling, at: usize) {
+        let Polling { hot, inbound, .. } = polling;
+        let entry = inbound.get(hot[at].place as usize).and_then(Option::as_ref);
+        let is_apart = !self.shared.sleepers.any()
+            && entry.is_some_and(|entry| entry.link.keep_apart(&self.shared, true).is_ok());
+        if !is_apart {
+            hot[at].streak = 0;
+        }
+    }
+
+    /// Puts a hot socket back into the epoll set. Returns `false` if the kernel lacks a resource.
+    fn put_back(&self, polling: &mut Polling, at: usize) -> bool {
+        let Polling { hot, inbound, .. } = polling;
+        let streak = std::mem::take(&mut hot[at].streak);
+        let entry = inbound.get(hot[at].place as usize).and_then(Option::as_ref);
+        let is_back = streak < APART
+            || entry.is_none_or(|entry| entry.link.keep_apart(&self.shared, false).is_ok());
+        if !is_back {
+            hot[at].streak = streak;
+        }
+        is_back
     }
 
     /// Returns `true` if an operation's end is waited for on that socket.
@@ -291,6 +336,8 @@ impl TcpDevice {
     fn lose(&self, polling: &mut Polling, index: u32) {
         let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
         let Some(socket) = entry.socket.take() else { return };
+        // The next connection begins in the epoll set.
+        polling.hot.iter_mut().filter(|hot| hot.place == index).for_each(|hot| hot.streak = 0);
         entry.link.lost(&self.shared, &socket, entry.incoming.received);
         self.shared.look_soon();
     }
@@ -407,10 +454,10 @@ impl Polling {
     /// Has polls read a socket directly.
     fn warm(&mut self, index: u32) {
         let now = ticks();
-        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.0 == index) {
-            hot.1 = now;
+        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.place == index) {
+            hot.since = now;
         } else if self.hot.len() < HOT {
-            self.hot.push((index, now));
+            self.hot.push(Hot { place: index, since: now, streak: 0 });
         }
     }
 
@@ -419,7 +466,7 @@ impl Polling {
         if let Some(entry) = self.inbound.get_mut(index as usize) {
             *entry = None;
         }
-        self.hot.retain(|hot| hot.0 != index);
+        self.hot.retain(|hot| hot.place != index);
     }
 }
 
@@ -499,7 +546,8 @@ impl Device for TcpDevice {
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
         self.shared.sleepers.begin();
-        if self.shared.news.load(Ordering::Acquire) || polling.has_backlog {
+        let all_told = (0..polling.hot.len()).all(|at| self.put_back(&mut polling, at));
+        if !all_told || self.shared.news.load(Ordering::Acquire) || polling.has_backlog {
             self.shared.sleepers.end();
             return Armed::Ready;
         }

@@ -30,6 +30,9 @@ pub(super) const TIMER: u64 = 2;
 pub(super) const LINK: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
+/// Events of a connection that has something to read.
+pub(super) const READS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
+
 /// The socket of a connection that is up.
 pub(super) type Connection = Watched<TcpStream>;
 
@@ -74,12 +77,15 @@ impl Shared {
         epoll::modify(&self.epoll, fd, EventData::new_u64(name), on)
     }
 
+    pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        epoll::delete(&self.epoll, fd)
+    }
+
     /// Watches a connection that has come up, under the place of its ends.
     pub(super) fn serve(&self, socket: TcpStream, index: u32) -> Result<Arc<Connection>, Errno> {
         let connection = self.connection(socket);
         socket::keep_alive(&connection, self.options.timeout / 2)?;
-        let changes = EventFlags::IN | EventFlags::RDHUP;
-        self.rewatch(connection.as_fd(), LINK | u64::from(index), changes)?;
+        self.rewatch(connection.as_fd(), LINK | u64::from(index), READS)?;
         Ok(connection)
     }
 

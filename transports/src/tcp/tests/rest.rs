@@ -276,3 +276,101 @@ fn an_answer_to_what_was_acknowledged_does_not_wait_for_others() {
     }
     assert!(waited.is_empty(), "answers that waited: {waited:?}");
 }
+
+/// Sends messages one way and polls both sides, until so many have come.
+fn stream(link: &Arc<dyn Link>, sides: &mut [Side; 2], count: u64) {
+    let start = Instant::now();
+    for number in 0..count {
+        while !send(link, number, 8) {
+            sides[0].poll();
+        }
+        let mut came = Vec::new();
+        while came.is_empty() {
+            // It may have been left for a poll.
+            sides[0].poll();
+            came = sides[1].poll();
+            assert!(start.elapsed() < Duration::from_secs(20), "message {number} is lost");
+        }
+        assert_eq!(came.iter().filter_map(arrival).collect::<Vec<_>>(), [(0, number)]);
+    }
+}
+
+/// Streams until the receiver's connection is out of the epoll set. On a machine that is busy a
+/// pause between two messages is long enough to put it back.
+fn stream_apart(link: &Arc<dyn Link>, sides: &mut [Side; 2]) {
+    let start = Instant::now();
+    while !is_apart(&sides[1]) {
+        stream(link, sides, 100);
+        assert!(start.elapsed() < Duration::from_secs(20), "it stays in the set");
+    }
+}
+
+fn is_apart(side: &Side) -> bool {
+    let link = side.device.shared.link(0).unwrap();
+    let sending = link.sending.lock();
+    sending.is_apart && sending.watched.is_none()
+}
+
+#[test]
+fn a_connection_that_is_polled_leaves_the_epoll_set_until_a_thread_sleeps() {
+    let mut sides = [0, 1].map(Side::new);
+    let link = sides[0].connect(&sides[1], 1);
+    let [here, there] = &mut sides;
+    bring_up(&[&link], &mut [here, there]);
+    stream_apart(&link, &mut sides);
+    // A thread sleeps, and another one polls: the connection stays in the set.
+    let Armed::Wait(fd) = sides[1].device.arm() else { panic!("something is there") };
+    let fd = rustix::io::dup(fd).unwrap();
+    stream(&link, &mut sides, 200);
+    assert!(!is_apart(&sides[1]));
+    assert!(send(&link, 0, 8));
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)), Ok(1));
+    sides[1].device.disarm(true);
+    assert_eq!(sides[1].poll().iter().filter_map(arrival).count(), 1);
+    stream_apart(&link, &mut sides);
+    // One that comes to rest without a sleep is watched again.
+    sides[1].poll_for(Duration::from_millis(20));
+    assert!(!is_apart(&sides[1]));
+    assert!(rests(&sides[1], SHORT) && send(&link, 0, 8));
+    assert!(!rests(&sides[1], Duration::from_secs(20)), "the message is not told of");
+}
+
+#[test]
+fn a_connection_out_of_the_epoll_set_goes_on_when_there_is_room_and_after_a_cut() {
+    let mut sides = [0, 1].map(Side::new);
+    let (relay, address) = relayed(&sides[1]);
+    let link = sides[0].device.connect(&address, PeerId(1)).unwrap();
+    let back = sides[1].connect(&sides[0], 0);
+    let [here, there] = &mut sides;
+    bring_up(&[&link, &back], &mut [here, there]);
+    let (start, mut turn) = (Instant::now(), 0);
+    while !is_apart(&sides[0]) || !is_apart(&sides[1]) {
+        turn += 1;
+        assert!(start.elapsed() < Duration::from_secs(20), "they stay in the set");
+        assert!(send(&link, turn, 8) && send(&back, turn, 8));
+        for side in &mut sides {
+            while side.poll().is_empty() {}
+        }
+    }
+    let mut sent = 0;
+    for round in 0..3 {
+        // The peer reads nothing until all room is taken.
+        while send(&link, sent, PACKET - 100) {
+            sent += 1;
+        }
+        if round == 1 {
+            relay.cut();
+        }
+        let (start, mut came) = (Instant::now(), 0);
+        while came < sent {
+            sides[0].poll();
+            for number in sides[1].poll().iter().filter_map(arrival) {
+                assert_eq!(number, (0, came));
+                came += 1;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "{came} of {sent} came");
+        }
+        sent = 0;
+    }
+}
