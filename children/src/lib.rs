@@ -104,7 +104,7 @@ pub fn run(
     Ok(())
 }
 
-/// How a command has ended.
+/// End of a command.
 #[derive(Debug)]
 pub struct Heard {
     /// Its status.

@@ -22,7 +22,7 @@ pub fn adopt_orphans() -> io::Result<()> {
 }
 
 /// Kills and waits for all descendants. Returns those that would not die, because this user may not
-/// signal them. Nobody else may wait for a child meanwhile.
+/// signal them. No other thread may wait for a child meanwhile.
 ///
 /// # Errors
 /// When the processes cannot be listed.

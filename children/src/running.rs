@@ -265,7 +265,7 @@ impl Running {
     }
 }
 
-/// How a command that was followed has ended. The fields are those of [`Heard`].
+/// End of a command that was followed. The fields are those of [`Heard`].
 pub(crate) struct Followed {
     pub(crate) status: ExitStatus,
     pub(crate) left: Vec<String>,

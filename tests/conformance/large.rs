@@ -202,7 +202,7 @@ impl Completion for Placing {
     }
 }
 
-/// It offers bytes that are shared, which nobody may write.
+/// It offers bytes that are shared, which no thread may write.
 #[derive(Default)]
 struct ReadOnly(Mutex<Vec<Status>>);
 

@@ -118,7 +118,7 @@ static MESSAGES: LazyLock<u64> = LazyLock::new(|| amount("TEST_CUTS", 30_000, 30
 static PUTS: LazyLock<u64> = LazyLock::new(|| 300 + *MESSAGES / 1000);
 const PUT: usize = 300_000;
 
-/// What goes one way.
+/// Traffic of one way.
 struct Traffic {
     link: Arc<dyn Link>,
     /// The other way: its sender exposes what puts go to.

@@ -6,15 +6,21 @@ use libloading::AsFilename;
 use libloading::os::unix::Library;
 use std::ffi::{CStr, c_int, c_void};
 
-/// Opens a library, or gives the loader's reason.
+/// Opens a library.
+///
+/// # Errors
+/// The loader's reason.
 ///
 /// # Safety
 /// The library's initialisers may run in any program.
-pub(crate) unsafe fn open(name: impl AsFilename, flags: c_int) -> Result<Library, String> {
+pub unsafe fn open(name: impl AsFilename, flags: c_int) -> Result<Library, String> {
     // SAFETY: passed on from the caller.
-    unsafe { Library::open(Some(name), flags) }.map_err(|why| {
-        std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string)
-    })
+    unsafe { Library::open(Some(name), flags) }.map_err(reason)
+}
+
+/// Returns the loader's own words, which name the file or the symbol.
+pub fn reason(error: libloading::Error) -> String {
+    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The file of the library that has this symbol.

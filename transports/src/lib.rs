@@ -32,7 +32,7 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
-mod dynamic;
+pub mod dynamic;
 pub mod fork;
 pub mod gpu;
 #[cfg(not(loom))]

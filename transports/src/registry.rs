@@ -28,7 +28,7 @@ crate::declare_choice! {
 }
 
 impl TransportChoice {
-    /// Those that are used unless others are asked for, the preferred one first.
+    /// Transports that are used by default, the preferred one first.
     pub const USUAL: [Self; 4] = [Self::Loopback, Self::Shm, Self::Verbs, Self::Tcp];
 
     /// Returns the transport's name.

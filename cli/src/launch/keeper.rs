@@ -180,7 +180,7 @@ impl<'a> Keeper<'a> {
     fn stand_in(&mut self, rank: u32, is_first: bool, how: &str) -> Result<(), LaunchError> {
         let Some(stand_in) = self.options.job.nodes.stand_in(rank, how) else { return Ok(()) };
         let source = epoll::EventData::new_u64(STAND_IN);
-        // By edges: a caller for whom there is no descriptor stays in the queue.
+        // By edges: a caller stays in the queue while this process has no descriptor left.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&self.post.main, &stand_in, source, flags)
             .doing("watching the port of rank 0")?;

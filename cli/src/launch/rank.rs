@@ -37,7 +37,7 @@ pub(crate) fn tie(command: &mut Command) {
 /// Parameters of all ranks of a job.
 pub(super) struct Template<'a> {
     pub(super) options: &'a KeeperOptions,
-    /// CPUs to pin ranks to, if they are to be pinned.
+    /// CPUs that ranks are pinned to, if any.
     pub(super) cpus: Vec<usize>,
     /// The limit on open files that the user had set, before the keeper raised it for itself.
     pub(super) open_files: Rlimit,

@@ -32,7 +32,7 @@ pub(super) struct Figures {
     pub(super) latency: Option<Latency>,
     /// Messages a second of a stream, all seats together.
     pub(super) rate: Option<f64>,
-    /// How long the slowest seat took.
+    /// Time of the slowest seat.
     pub(super) took: Duration,
 }
 

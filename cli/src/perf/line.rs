@@ -1,4 +1,4 @@
-//! What the measuring loop does over and over: messages between two seats, or operations of one.
+//! Steps that the measuring loop repeats: messages between two seats, or operations of one.
 
 use super::error::PerfError;
 use super::figures::Measured;
@@ -152,7 +152,7 @@ pub(super) struct SendLine<'a, K, F> {
     size: usize,
     /// Receives that are still to be posted.
     to_post: u64,
-    /// The receive has the buffer of the last one, and is to be posted. That is done once the
+    /// The receive has the buffer of the last one, and is not posted yet. That is done once the
     /// answer is on its way, or with the next receive: off the path that is measured where that is
     /// possible.
     is_spare: bool,

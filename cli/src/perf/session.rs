@@ -81,7 +81,7 @@ impl Session {
         &self.plan
     }
 
-    /// So many threads' way of waiting.
+    /// Way of waiting of this number of threads.
     fn pace(&self, threads: usize) -> Pace {
         self.plan.wait.unwrap_or_else(|| place::pace(&self.cpus, threads))
     }
@@ -259,7 +259,7 @@ fn scaled(count: u64, factor: f64) -> u64 {
     ((count as f64 * factor) as u64).clamp(1, MOST)
 }
 
-/// What ranks tell each other before they begin.
+/// Figures that ranks tell each other before they begin.
 #[derive(Serialize, Deserialize)]
 struct Facts {
     /// A number that ranks share if they mean the same points.

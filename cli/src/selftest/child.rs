@@ -38,7 +38,7 @@ pub(super) enum Trouble {
     Unheard(io::Error),
 }
 
-/// What a process has said, and its end.
+/// Output of a process, and its end.
 pub(super) struct Ended {
     pub(super) said: String,
     pub(super) complaints: String,

@@ -14,7 +14,8 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use carrack_transports::dynamic;
+use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 
 use super::error::BootstrapError;
 use super::exchange::{Exchange, Seat};
@@ -133,22 +134,18 @@ impl Functions {
     fn open_named(name: &str) -> Result<Self, String> {
         // SAFETY: loading runs the library's initialisers; libpmix's are meant to be run in any
         // program.
-        let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
-        // The loader's own words name the file or the symbol.
-        let words = |error: libloading::Error| {
-            std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string)
-        };
-        let library = ManuallyDrop::new(library.map_err(words)?);
+        let library = unsafe { dynamic::open(name, RTLD_NOW | RTLD_LOCAL) };
+        let library = ManuallyDrop::new(library?);
         // SAFETY: the types are those of the PMIx standard for functions of these names.
         unsafe {
             Ok(Self {
-                init: *library.get(b"PMIx_Init\0").map_err(words)?,
-                finalize: *library.get(b"PMIx_Finalize\0").map_err(words)?,
-                put: *library.get(b"PMIx_Put\0").map_err(words)?,
-                commit: *library.get(b"PMIx_Commit\0").map_err(words)?,
-                fence: *library.get(b"PMIx_Fence\0").map_err(words)?,
-                get: *library.get(b"PMIx_Get\0").map_err(words)?,
-                error_string: *library.get(b"PMIx_Error_string\0").map_err(words)?,
+                init: *library.get(b"PMIx_Init\0").map_err(dynamic::reason)?,
+                finalize: *library.get(b"PMIx_Finalize\0").map_err(dynamic::reason)?,
+                put: *library.get(b"PMIx_Put\0").map_err(dynamic::reason)?,
+                commit: *library.get(b"PMIx_Commit\0").map_err(dynamic::reason)?,
+                fence: *library.get(b"PMIx_Fence\0").map_err(dynamic::reason)?,
+                get: *library.get(b"PMIx_Get\0").map_err(dynamic::reason)?,
+                error_string: *library.get(b"PMIx_Error_string\0").map_err(dynamic::reason)?,
             })
         }
     }

@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns `true` if anything is to be reported.
+    /// Returns `true` if it has something to report.
     #[inline]
     pub(crate) fn has_reports(&self) -> bool {
         !(self.ended.is_empty() && self.arrivals.is_empty() && self.violations.is_empty())

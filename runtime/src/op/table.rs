@@ -89,7 +89,7 @@ struct Slot<E: Entry> {
     deadline: Deadline,
     /// `None` while a thread carries it on.
     entry: Option<Box<E>>,
-    /// Those that have come meanwhile: seldom any.
+    /// Events that have come meanwhile: seldom any.
     #[allow(clippy::box_collection, reason = "a queue without values takes longer to drop")]
     events: Option<Box<VecDeque<E::Event>>>,
 }

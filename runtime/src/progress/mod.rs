@@ -178,7 +178,7 @@ pub(crate) fn drop_told() {
     }
 }
 
-/// What a device's poll gives messages to.
+/// Receiver of the messages of a device's poll.
 struct InOrder<'a> {
     pass: &'a Pass<'a>,
     met: &'a mut Met,

@@ -4,7 +4,7 @@
 
 use carrack_transports::mem::MemKind;
 
-/// Who moves the bytes of a put or a get.
+/// Mover of the bytes of a put or a get.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mover {
     /// The CPU, within the call.
@@ -26,7 +26,7 @@ pub(crate) fn mover(remote: Option<MemKind>, local: MemKind) -> Mover {
     }
 }
 
-/// Who changes a word.
+/// Agent that changes a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Agent {
     /// The owner's NIC, for all ranks.

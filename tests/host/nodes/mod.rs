@@ -46,7 +46,7 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// Starts a rank that counts a peer as gone after so many seconds.
+/// Starts a rank that counts a peer as gone after this number of seconds.
 fn start(role: &Role, peer_timeout: u64) -> Runtime {
     let transports = vec![TransportChoice::Shm, TransportChoice::Tcp];
     let settings = Settings::builder().transports(transports).gpu(GpuChoice::None);

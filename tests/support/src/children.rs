@@ -28,7 +28,7 @@ pub fn started(mut command: Command) -> Running {
     Running::start(&mut command).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What a test asks of a process.
+/// Questions of a test to a process.
 pub trait Watched {
     /// Waits until it says this on its standard output.
     fn hears(&mut self, word: &str);

@@ -293,7 +293,7 @@ pub fn step(ranks: &[Runtime]) {
 }
 
 /// Pauses of a wait in which nothing moves: it waits for a timer or for another thread, and the
-/// tests beside it need the CPU.
+/// tests next to it need the CPU.
 #[derive(Default)]
 struct Pauses {
     /// Passes in a row that moved nothing.

@@ -126,7 +126,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            // Closing refuses nobody where a forked child has the socket too.
+            // Closing refuses no caller where a forked child has the socket too.
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
             while let Ok(Some(_waits)) = self.accept() {}
         }

@@ -5,6 +5,7 @@
 
 use super::address::Address;
 use super::flusher::Flusher;
+use super::hot::{HOT, Hot};
 use super::incoming::{Fault, Inbound, Read, Receiving};
 use super::link::TcpLink;
 use super::looks::Looks;
@@ -12,7 +13,6 @@ use super::outgoing::Outgoing;
 use super::shared::{BELL, LINK, LISTENER, STRANGER, Shared, TIMER};
 use super::strangers::{Guest, Strangers};
 use super::{NAME, Options, socket};
-use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, Matcher, PeerId, Polled,
     Reach, SubmitError, Unavailable,
@@ -41,17 +41,6 @@ const SCRATCH: usize = 64 << 10;
 /// Events that are read before a poll asks for them, at most.
 const AHEAD: usize = 64;
 
-/// Sockets that are read directly, at most: of more, the epoll set knows quicker which have
-/// something.
-const HOT: usize = 4;
-
-/// Messages in a row, without a sleep, after which a socket that is read directly leaves the epoll
-/// set.
-const APART: u32 = 64;
-
-/// Time for which a socket is read directly after something came on it.
-const WARM: u64 = 1000 * TICKS_PER_MICROSECOND;
-
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -66,7 +55,7 @@ pub(super) struct Polling {
     pub(super) crossed: Vec<Guest>,
     /// Receiving ends, each at the place of its sending end.
     pub(super) inbound: Vec<Option<Inbound>>,
-    hot: Vec<Hot>,
+    pub(super) hot: Vec<Hot>,
     scratch: Box<[u8]>,
     looks: Looks,
     ticked_at: Instant,
@@ -84,17 +73,6 @@ pub(super) struct Polling {
     pub(super) is_deaf: bool,
     /// Connections are not up or stand still, as of the last look.
     pub(super) is_troubled: bool,
-}
-
-/// Socket that polls read directly.
-#[derive(Debug)]
-struct Hot {
-    place: u32,
-    /// Ticks at which something last came.
-    since: u64,
-    /// Polls since the last sleep that have read something. From [`APART`] on the socket is not in
-    /// the epoll set.
-    streak: u32,
 }
 
 /// Sockets of a device.
@@ -226,61 +204,6 @@ impl TcpDevice {
                 self.receive(polling, u32::try_from(index).unwrap_or(u32::MAX), batch);
             }
         }
-    }
-
-    /// Reads the sockets on which something came a moment ago.
-    fn read_hot(&self, polling: &mut Polling, batch: &mut Batch) {
-        let now = ticks();
-        for at in (0..polling.hot.len()).rev() {
-            let Some(&Hot { place, since, .. }) = polling.hot.get(at) else { continue };
-            if self.receive(polling, place, batch) {
-                if let Some(hot) = polling.hot.get_mut(at).filter(|hot| hot.place == place) {
-                    (hot.since, hot.streak) = (now, hot.streak.saturating_add(1));
-                    if hot.streak == APART {
-                        self.take_apart(polling, at);
-                    }
-                }
-            } else if now.wrapping_sub(since) > WARM
-                && !Self::is_awaited(polling, place)
-                && self.put_back(polling, at)
-            {
-                polling.hot.swap_remove(at);
-                if let Some(Some(entry)) = polling.inbound.get_mut(place as usize) {
-                    entry.acknowledge(&self.shared, true);
-                }
-            }
-        }
-    }
-
-    /// Takes a hot socket out of the epoll set, unless a thread sleeps on that.
-    #[cold]
-    fn take_apart(&self, polling: &mut Polling, at: usize) {
-        let Polling { hot, inbound, .. } = polling;
-        let entry = inbound.get(hot[at].place as usize).and_then(Option::as_ref);
-        let is_apart = !self.shared.sleepers.any()
-            && entry.is_some_and(|entry| entry.link.keep_apart(&self.shared, true).is_ok());
-        if !is_apart {
-            hot[at].streak = 0;
-        }
-    }
-
-    /// Puts a hot socket back into the epoll set. Returns `false` if the kernel lacks a resource.
-    fn put_back(&self, polling: &mut Polling, at: usize) -> bool {
-        let Polling { hot, inbound, .. } = polling;
-        let streak = std::mem::take(&mut hot[at].streak);
-        let entry = inbound.get(hot[at].place as usize).and_then(Option::as_ref);
-        let is_back = streak < APART
-            || entry.is_none_or(|entry| entry.link.keep_apart(&self.shared, false).is_ok());
-        if !is_back {
-            hot[at].streak = streak;
-        }
-        is_back
-    }
-
-    /// Returns `true` if an operation's end is waited for on that socket.
-    fn is_awaited(polling: &Polling, index: u32) -> bool {
-        let entry = polling.inbound.get(index as usize).and_then(Option::as_ref);
-        entry.is_some_and(|entry| !entry.link.is_over() && entry.link.has_bodies())
     }
 
     /// Takes in what has come on a connection. Returns `true` if something has.
@@ -451,16 +374,6 @@ impl TcpDevice {
 }
 
 impl Polling {
-    /// Has polls read a socket directly.
-    fn warm(&mut self, index: u32) {
-        let now = ticks();
-        if let Some(hot) = self.hot.iter_mut().find(|hot| hot.place == index) {
-            hot.since = now;
-        } else if self.hot.len() < HOT {
-            self.hot.push(Hot { place: index, since: now, streak: 0 });
-        }
-    }
-
     /// Forgets a receiving end.
     pub(super) fn leave(&mut self, index: u32) {
         if let Some(entry) = self.inbound.get_mut(index as usize) {

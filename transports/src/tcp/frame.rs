@@ -46,7 +46,7 @@ pub enum Frame {
     Bye,
     /// Acknowledges bytes of the other direction.
     Ack {
-        /// Those that have come, since it began.
+        /// Bytes that have come, since it began.
         received: u64,
     },
 }

@@ -21,7 +21,7 @@ const TURN: usize = 8 << 20;
 /// would keep all of them, and if each were acknowledged there would be no end of it.
 const NOTES: u64 = 4096;
 
-/// Where arrivals go.
+/// Target of arrivals.
 pub(super) struct Receiving<'a> {
     pub(super) packets: &'a dyn PacketSource,
     pub(super) windows: &'a Windows,

@@ -58,7 +58,7 @@ impl Looks {
     }
 }
 
-/// Returns the ticks between a look that took so many and found nothing, and the next.
+/// Returns the ticks from a look that took `took` and found nothing to the next.
 fn pause(took: u64, least: u64) -> u64 {
     took.saturating_mul(APART).clamp(least, LONGEST)
 }

@@ -3,7 +3,8 @@
 //! | module | one idea |
 //! |---|---|
 //! | `calls` | connections that come in |
-//! | `device` | the sockets of a device, and which of them a poll reads |
+//! | `device` | the sockets of a device, and a poll |
+//! | `hot` | the sockets that a poll reads directly |
 //! | `looks` | when a poll reads the epoll set |
 //! | `link` | a link, as the runtime has it: messages are gathered |
 //! | `outgoing` | the sending end of a connection: dials, greets, sends again after a cut |
@@ -51,6 +52,7 @@ mod device;
 mod ends;
 mod flusher;
 pub mod frame;
+mod hot;
 mod incoming;
 mod link;
 mod looks;
@@ -78,7 +80,7 @@ use std::time::Duration;
 /// The transport's name.
 pub const NAME: &str = "tcp";
 
-/// What the settings say.
+/// Values of the settings.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Largest message in bytes, at most the size of a packet.

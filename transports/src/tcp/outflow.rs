@@ -89,7 +89,7 @@ pub(super) struct Outflow {
     /// From the offset `first` on.
     pieces: VecDeque<Piece>,
     first: u64,
-    /// Where the next send begins to look: at the first piece with unsent bytes, or the last.
+    /// Place where the next send begins to look: at the first piece with unsent bytes, or the last.
     next: Cursor,
     acked: u64,
     sent: u64,

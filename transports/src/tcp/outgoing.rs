@@ -57,7 +57,8 @@ pub(super) struct Outgoing {
 pub(super) struct Sending {
     pub(super) flow: Outflow,
     pub(super) line: Line,
-    /// Where it dials: the addresses that the peer has published, or the one from which it came.
+    /// Targets of its dialling: the addresses that the peer has published, or the one from which
+    /// it came.
     candidates: Vec<SocketAddr>,
     /// Set once a link of the user has this end.
     is_served: bool,
@@ -151,7 +152,7 @@ impl Outgoing {
         true
     }
 
-    /// Returns `true` once nothing more is to be done for it.
+    /// Returns `true` once it has ended.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }

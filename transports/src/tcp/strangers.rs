@@ -46,7 +46,7 @@ pub(super) struct Guest {
     pub(super) peer: PeerId,
     pub(super) device: DeviceKey,
     pub(super) hello: wire::Hello,
-    /// Where the dialer's device listens.
+    /// Address at which the dialer's device listens.
     pub(super) home: SocketAddr,
 }
 

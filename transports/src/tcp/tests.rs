@@ -67,7 +67,7 @@ impl Side {
         let (start, mut events) = (Instant::now(), Vec::new());
         while start.elapsed() < span {
             let came = self.poll();
-            // Long silences are for timers: spinning would cost the tests beside this one.
+            // Long silences are for timers. Spinning would slow the tests that run meanwhile.
             if came.is_empty() && span >= Duration::from_millis(1) {
                 std::thread::sleep(Duration::from_micros(100));
             }

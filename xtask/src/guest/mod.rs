@@ -40,7 +40,7 @@ use kernel::{Kernel, Source};
 pub(crate) use plan::{Node, Plan, Wiring};
 pub(crate) use session::Said;
 
-/// Packages that every guest needs on this machine, beside Debian's essential ones.
+/// Packages that every guest needs on this machine, next to Debian's essential ones.
 const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binutils iproute2 \
     debian-archive-keyring libibverbs1 ibverbs-providers";
 

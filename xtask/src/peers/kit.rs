@@ -32,7 +32,7 @@ pub(super) struct Kit {
     pub(super) peers: PathBuf,
 }
 
-/// What all sides are measured with.
+/// Setup that all sides are measured with.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) kit: Kit,

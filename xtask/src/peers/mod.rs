@@ -98,7 +98,7 @@ pub(crate) struct Options {
     /// Print lines of JSON, the conditions and then one a row, and the table to standard error
     #[arg(long)]
     json: bool,
-    /// Where the peers are, or are to be installed [default: peers in the target directory]
+    /// Folder in which the peers are, or are installed [default: peers in the target directory]
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     peers: Option<PathBuf>,
     /// The cores, as in `0,1`: a row takes the first it needs [default: all, one thread of each]

@@ -10,7 +10,7 @@ use super::kit::{Kit, PROGRAMS};
 use crate::error::TaskError;
 use crate::files;
 
-/// Files of the peers' folder to pack, beside [`PROGRAMS`].
+/// Files of the peers' folder to pack, next to [`PROGRAMS`].
 const PARTS: &[&str] = &[
     "ucx/libucx/bin/ucx_info",
     "ucx/libucx/lib/*.so.0",

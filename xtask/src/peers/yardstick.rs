@@ -1,4 +1,4 @@
-//! What the machine can do. One copy: by one thread, which nothing that copies by the CPU is
+//! Yardsticks of the machine. One copy: by one thread, which nothing that copies by the CPU is
 //! quicker than; of GPU memory by the copy engine, called as the driver has it. Over TCP: polled
 //! sockets. Of threads: as many pairs of processes, which share nothing but the machine.
 

@@ -1,8 +1,9 @@
 //! Links between two devices, as the management library (NVML) reports them. They are for reports
 //! only: without the library the answer is empty.
 
+use crate::dynamic;
 use crate::mem::GpuUuid;
-use libloading::os::unix::Library;
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 
@@ -27,7 +28,7 @@ impl Links {
     /// Opens and initialises the library, if it is there.
     pub(super) fn open() -> Option<Self> {
         // SAFETY: the management library's initialisers are meant to run in any program.
-        let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
+        let library = unsafe { dynamic::open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL) }.ok()?;
         // SAFETY: symbols of these names are functions of these signatures, on all versions of the
         // library; the pointers are used while it is open, which it stays.
         unsafe {

@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 pub(in crate::tcp) struct Dialling {
     pub(super) channel: TcpChannel,
     to: SocketAddr,
-    /// Which of the addresses it is.
+    /// Number of the address.
     pub(super) candidate: usize,
     /// All those before have refused.
     pub(super) refused: bool,
     pub(super) is_connected: bool,
     pub(super) until: Instant,
-    /// What is said once both sides are proved.
+    /// Message after both sides are proved.
     hello: Hello,
     /// Until both sides are proved.
     greeting: Option<Box<Greeting>>,
