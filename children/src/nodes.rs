@@ -149,10 +149,15 @@ mod tests {
         assert_eq!(said.unwrap(), "node1\na b\n/usr\n");
     }
 
-    /// Run as a process by the test below.
+    /// Variable of a process that a test starts.
+    const ROLE: &str = "TEST_MAKES_NODES";
+
+    /// The process of the test below.
     #[test]
-    #[ignore = "a process of a test"]
-    fn makes_nodes_and_is_killed() {
+    fn a_process_in_its_role() {
+        if env::var_os(ROLE).is_none() {
+            return;
+        }
         let nodes = Nodes::make().unwrap();
         println!("held {} {}", nodes.holder(0), nodes.holder(1));
         loop {
@@ -164,8 +169,8 @@ mod tests {
     fn nodes_end_with_their_maker_also_by_kill_9() {
         let Some(_) = nodes("nodes whose maker is killed") else { return };
         let mut maker = Command::new(env::current_exe().unwrap());
-        maker.args(["--ignored", "--exact", "nodes::tests::makes_nodes_and_is_killed"]);
-        maker.arg("--nocapture").stdout(Stdio::piped());
+        maker.args(["--exact", "--nocapture", "nodes::tests::a_process_in_its_role"]);
+        maker.env(ROLE, "").stdout(Stdio::piped());
         let mut maker = Running::start(&mut maker).unwrap();
         let held = loop {
             let line = maker.next_line(Stream::Out, SOON).unwrap();
