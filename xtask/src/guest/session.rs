@@ -213,7 +213,7 @@ impl Session {
         let failed = !self.going
             && (now > self.began + BOOT
                 || self.guests.iter().any(|guest| guest.ended && guest.end.status.is_none()));
-        if self.timed_out || failed {
+        if self.timed_out || failed || children::interrupted() {
             self.guests.iter_mut().for_each(|guest| guest.qemu.signal(Signal::KILL));
         } else if !self.going && self.guests.iter().all(|guest| guest.ready) {
             self.going = true;
