@@ -71,7 +71,7 @@ pub(crate) trait Block {
     fn put(&self, step: u64, put: &Put<'_>) -> Result<()>;
 }
 
-/// A put of an edge: to whom, in the order of which stream, and the counter of those that are over.
+/// Put of an edge: its target, its stream, and the counter of completed puts.
 pub(crate) struct Put<'s> {
     pub(crate) runtime: &'s Runtime,
     pub(crate) to: &'s Neighbour,

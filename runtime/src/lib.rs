@@ -14,7 +14,7 @@
 //! | `progress` | polls devices, matches, and carries out the actions of events |
 //! | `datapath` | carries out what protocols decide: fragments, copies, writes by NICs |
 //! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
-//! | [`transports`] | the carriers of bytes: loopback, shared memory (a crate of its own) |
+//! | [`transports`] | the carriers of bytes (a crate of its own) |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
 //! | `local` | a rank, and everything that it was started with |
 //! | `undelivered` | deliveries that wait for room in their completion object |

@@ -188,8 +188,8 @@ fn collectives_can_be_awaited_several_at_a_time<J: Job>() {
     });
 }
 
-/// Executors move futures between threads. This function only has to compile.
-#[allow(dead_code)]
+/// Executors move futures between threads.
+#[allow(dead_code, reason = "it only has to compile")]
 fn futures_can_be_sent(group: &Group, rank: &Runtime) {
     fn is_send(_: impl Send) {}
     is_send(group.barrier_async());

@@ -32,7 +32,7 @@ const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 pub(crate) enum Way {
     /// Rank 0 maps it, or has it anyway.
     Mapped,
-    /// Its owner is asked, and the kernel copies what is put.
+    /// The owner makes progress, and the kernel copies what is put.
     Asked(AutoChoice),
 }
 

@@ -389,8 +389,8 @@ fn asked(role: &Role) {
     assert_eq!(asked(&|| give(&owner, MR_DEVICE)), (0, 0));
     assert_eq!(asked(&|| give(&pinned, MR_HOST)), (0, 1));
     assert_eq!(asked(&|| give(&host, MR_HOST)), (0, 0));
-    // A post of what was just made asks nothing more, each further one a short question; of what is
-    // said to be a GPU's, nothing.
+    // The first post of a fresh region asks the driver nothing, each further one a short question.
+    // A region that is declared as a GPU's asks nothing.
     let post = |region: &Region| {
         let _ = rig
             .runtime

@@ -13,7 +13,10 @@
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |
 //! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
+//! | [`tcp`] | the transport between nodes without RDMA |
+//! | [`registry`] | the transports by name, and their making |
 //! | [`net`] | framed, bounded, authenticated connections between processes |
+//! | [`dynamic`] | libraries that are opened at run time |
 //! | [`fork`] | detection of forks: is this still the process that made an object? |
 //! | [`signals`] | signals to the process that become chores of progress |
 //! | [`trial`] | attempts in a process of their own, because they may cost it its GPU context |

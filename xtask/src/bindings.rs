@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// What is taken from.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n";
 
-/// The result, and a comparison of what stands in it.
+/// Files that count as no user: the result, and the test that compares it.
 const NO_USERS: [&str; 2] = [RESULT, "transports/layout/tests/layout.rs"];
 
 /// How names of the headers begin.

@@ -42,7 +42,7 @@ pub(super) fn check(runtime: &Runtime, seed: u64) -> Result<(), PerfError> {
     if is_kept(&came, &left) { Ok(()) } else { Err(PerfError::Barrier) }
 }
 
-/// Of the times at which each rank came and left: whether none left before the last one came.
+/// Returns `true` if no rank left before the last one came, by the times of each rank.
 /// Big-endian bytes compare as their numbers do.
 fn is_kept(came: &[Vec<u8>], left: &[Vec<u8>]) -> bool {
     came.iter().max() <= left.iter().min()

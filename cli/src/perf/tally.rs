@@ -99,8 +99,8 @@ pub(super) fn landing_queue(queue: CompQueue, memory: &Memory) -> Arc<dyn Comple
 }
 
 impl Tally {
-    /// At zero, for any number of threads: of messages that land in this memory, or of what has no
-    /// bytes or brings its own.
+    /// Creates a counter at zero, for any number of threads. Messages land in this memory; without
+    /// it they have no bytes, or bring their own.
     pub(super) fn new(memory: Option<&Memory>) -> Self {
         let (arrived, shared) = (AtomicU64::new(0), AtomicBool::new(true));
         let counts = Landing::new(Counts { arrived, shared, failed: OnceLock::new() }, memory);

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(110);
-/// Bytes of a block, as `datapath/staging.rs` has them.
+/// Bytes of a block of the staging pipeline.
 const BLOCK: usize = 512 << 10;
 /// Blocks of a pool.
 const BLOCKS: u64 = 4;

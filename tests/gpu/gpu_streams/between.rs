@@ -333,7 +333,7 @@ pub(crate) fn killed(role: &Role) {
         arrived.watch(Rank(1));
     }
     let rmr = RemoteKey::from_bytes(&role.told("memory", 1)).unwrap();
-    // Heard of, as any rank that was used.
+    // From here on rank 1 is connected.
     let first =
         at_once(&runtime, |done| runtime.post_put(Rank(1), b"up", &rmr, 0).comp(done).try_submit());
     assert_eq!(first.size, 2);

@@ -328,7 +328,7 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     send_many(&channel, &hello().encode(), &right, 20);
     let (answer, fds) = ground.answer(&channel);
     assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty());
-    // Who says nothing, and who goes at once.
+    // Silent strangers, and one that hangs up.
     let silent: Vec<Channel> = (0..50).map(|_| ground.knock()).collect();
     drop(ground.knock());
     ground.others_go_on();

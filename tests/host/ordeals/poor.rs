@@ -214,8 +214,7 @@ fn refuse(which: usize) {
     kernel::refuses(&refused);
 }
 
-/// With `CARRACK_KERNEL_COPY=off` no process is let at this one's memory that the system keeps from
-/// it.
+/// `CARRACK_KERNEL_COPY=off` gives no process access that the system refuses it.
 #[test]
 fn a_rank_that_has_no_kernel_copies_lets_no_process_at_its_memory() {
     let _watchdog = Watchdog::over("tracers");

@@ -175,7 +175,7 @@ fn a_port_that_goes_down_ends_every_operation_and_serves_others_when_it_is_up() 
     have_parted(&mut ranks);
     ranks.succeed();
     tool("ip", "link set v0 up");
-    // What went with the link.
+    // The routes went with the link.
     let (own, peer) = (told("ADDRESS").unwrap(), told("PEER").unwrap());
     tool("ip", &format!("route replace {peer} dev v0 src {own} table 101"));
     tool("ip", &format!("route replace {own} dev v1 src {peer} table 102"));

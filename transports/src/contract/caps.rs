@@ -41,7 +41,7 @@ pub enum Locality {
     Process,
     /// To processes of the same node.
     Node,
-    /// To other nodes.
+    /// Ranks on other nodes.
     Network,
 }
 

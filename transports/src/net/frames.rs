@@ -25,7 +25,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty one, for frames up to this length.
+    /// Creates an empty inbox, for frames up to this length.
     pub fn new(longest: usize) -> Self {
         Self { bytes: Vec::new(), taken: 0, longest }
     }

@@ -196,8 +196,8 @@ pub fn listen_at(port: u16) -> io::Result<TcpListener> {
 }
 
 fn ready(listener: TcpListener) -> io::Result<TcpListener> {
-    // All ranks of a job may call at the same time; the standard library has 128 wait, the system
-    // says what it grants.
+    // All ranks of a job may connect at the same time. The standard library lets 128 wait; the
+    // system grants what it allows.
     rustix::net::listen(&listener, QUEUE)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

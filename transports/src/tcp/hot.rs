@@ -4,7 +4,7 @@ use super::device::{Polling, TcpDevice};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::Batch;
 
-/// Sockets that are read directly, at most: of more, the epoll set knows quicker which have
+/// Sockets that polls read directly, at most. Of more, the epoll set tells sooner which have
 /// something.
 pub(super) const HOT: usize = 4;
 

@@ -21,7 +21,7 @@ pub(super) struct Report<'a> {
     pub(super) measured: &'a [Measured],
 }
 
-/// Under which conditions the figures came about: the first line of JSON.
+/// Conditions of the measurement: the first line of JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Heading {
     pub(super) machine: Machine,

@@ -44,7 +44,7 @@ pub(super) enum Role {
     Yardstick,
 }
 
-/// The reason why a side is not measured in a row, or no longer.
+/// Reason why a row omits a side, or measures it no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Out {
     /// It has nothing of the kind, or not yet; that is no failure.
