@@ -88,7 +88,7 @@ impl Source {
                 return Ok(Self::Carrack);
             }
             BootstrapChoice::Auto => (auto(), "", ""),
-            BootstrapChoice::Alone => return Ok(torchrun().unwrap_or(Self::Alone)),
+            BootstrapChoice::Alone => return Ok(Self::Alone),
             BootstrapChoice::Carrack => (None, "carrack run", FD_VARIABLE),
             BootstrapChoice::Torchrun => (torchrun(), "torchrun", RANK),
             BootstrapChoice::Pmi => (pmi(), pmi::PMI, "PMI_FD with an open socket, or PMI_PORT"),
@@ -219,7 +219,7 @@ mod tests {
             (Pmix, Source::Pmix),
             (Pmi, Source::Pmi),
             (Slurm, Source::Slurm),
-            (Alone, Source::Torchrun),
+            (Alone, Source::Alone),
         ] {
             assert_eq!(chosen(choice, &all, true), Ok(source));
         }
@@ -227,6 +227,5 @@ mod tests {
             let error = chosen(choice, &[], false).unwrap_err();
             assert!(error.contains(&format!("CARRACK_BOOTSTRAP is {choice}")), "{error}");
         }
-        assert_eq!(chosen(Alone, &[PMIX, HYDRA, TASK], true), Ok(Source::Alone));
     }
 }
