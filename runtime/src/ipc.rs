@@ -44,6 +44,8 @@ use carrack_transports::gpu::{Gpu, GpuError, Handle, HandleForm, SharedEvent};
 use carrack_transports::mem::{MemKind, Region};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 /// Bytes of an event's name.
 pub const EVENT_BYTES: usize = 64;
@@ -96,18 +98,22 @@ pub struct IpcMemory {
     len: usize,
 }
 
+/// A name on the wire.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Name {
+    handle: [u8; Handle::WIRE],
+    /// Bytes of the named part.
+    len: U64,
+}
+
 impl IpcMemory {
     /// Bytes of a name.
-    pub const BYTES: usize = Handle::WIRE + 8;
+    pub const BYTES: usize = size_of::<Name>();
 
     /// Returns the name as bytes, the same on every machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        let len = (self.len as u64).to_le_bytes();
-        for (to, from) in bytes.iter_mut().zip(self.handle.encode().into_iter().chain(len)) {
-            *to = from;
-        }
-        bytes
+        transmute!(Name { handle: self.handle.encode(), len: (self.len as u64).into() })
     }
 
     /// Returns the descriptor that has to travel with the bytes, if the form has one.
@@ -123,15 +129,14 @@ impl IpcMemory {
     pub fn from_bytes(bytes: &[u8], fd: Option<OwnedFd>) -> Result<Self, IpcError> {
         let (found, with_fd) = (bytes.len(), fd.is_some());
         let wrong = |why| IpcError::Bytes { what: "memory", found, with_fd, why };
-        let whole: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| wrong("a name has 120"))?;
-        let (handle, len) = whole.split_first_chunk().ok_or_else(|| wrong("a name has 120"))?;
-        let len =
-            len.try_into().map(u64::from_le_bytes).ok().and_then(|len| usize::try_from(len).ok());
+        let Name { handle, len } =
+            Name::ref_from_bytes(bytes).map_err(|_| wrong("a name has 120"))?;
         let handle = Handle::decode(handle, fd).ok_or_else(|| {
             wrong("they are no handle, or the descriptor does not go with their form")
         })?;
-        let len =
-            len.filter(|len| len.checked_add(handle.offset).is_some_and(|end| end <= handle.len));
+        let len = usize::try_from(len.get())
+            .ok()
+            .filter(|len| len.checked_add(handle.offset).is_some_and(|end| end <= handle.len));
         let len = len.ok_or_else(|| wrong("the part is longer than its allocation"))?;
         Ok(Self { handle, len })
     }

@@ -1,10 +1,12 @@
 //! The ranks that share memory, and what each tells the others about itself.
 
 use super::error::SharedAllocError;
-use super::wire::{Reader, Writer};
+use super::wire::TextBytes;
 use crate::names::Rank;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::GpuUuid;
+use zerocopy::little_endian::{U32, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A set of ranks of a group that share memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,6 +39,19 @@ pub(super) struct Card {
     pub(super) trouble: Option<String>,
 }
 
+/// The bytes of a card, as many for each.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct CardBytes {
+    scope: u8,
+    boot: U128,
+    has_socket: u8,
+    socket: U32,
+    gpu: [u8; 16],
+    ticket: U32,
+    trouble: TextBytes<REASON>,
+}
+
 impl Card {
     /// Makes this rank's card. It is made in spite of any trouble, since the others wait for it.
     pub(super) fn of(
@@ -59,36 +74,37 @@ impl Card {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut to = Writer::default();
-        to.byte(match self.scope {
+        let scope = match self.scope {
             Scope::Node => 1,
             Scope::Socket => 2,
-        });
-        to.bytes(&self.boot.to_le_bytes());
-        to.byte(u8::from(self.socket.is_some()));
-        to.word(u64::from(self.socket.unwrap_or(0)));
-        to.bytes(&self.gpu.0);
-        to.word(u64::from(self.ticket));
-        to.text(self.trouble.as_deref(), REASON);
-        to.0
+        };
+        let bytes = CardBytes {
+            scope,
+            boot: self.boot.into(),
+            has_socket: self.socket.is_some().into(),
+            socket: self.socket.unwrap_or(0).into(),
+            gpu: self.gpu.0,
+            ticket: self.ticket.into(),
+            trouble: TextBytes::of(self.trouble.as_deref()),
+        };
+        bytes.as_bytes().to_vec()
     }
 
     /// Decodes a card. `None`: the bytes are no card.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let scope = match from.byte()? {
+        let card = CardBytes::ref_from_bytes(bytes).ok()?;
+        let scope = match card.scope {
             1 => Scope::Node,
             2 => Scope::Socket,
             _ => return None,
         };
-        let boot = u128::from_le_bytes(from.array()?);
-        let has_socket = from.flag()?;
-        let socket = u32::try_from(from.word()?).ok()?;
-        let gpu = GpuUuid(from.array()?);
-        let ticket = u32::try_from(from.word()?).ok()?;
-        let trouble = from.text(REASON)?;
-        from.end()?;
-        Some(Self { scope, boot, socket: has_socket.then_some(socket), gpu, ticket, trouble })
+        let socket = match card.has_socket {
+            0 => None,
+            1 => Some(card.socket.get()),
+            _ => return None,
+        };
+        let (boot, gpu, ticket) = (card.boot.get(), GpuUuid(card.gpu), card.ticket.get());
+        Some(Self { scope, boot, socket, gpu, ticket, trouble: card.trouble.get()? })
     }
 
     /// Returns `true` if the two ranks share memory.

@@ -2,80 +2,32 @@
 //! causes a panic.
 
 use super::POOL_FREED;
-use zerocopy::little_endian::U64;
+use carrack_transports::net::parts::{self, Rest};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Writes fields one after the other.
-#[derive(Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
-
-impl Writer {
-    pub(super) fn byte(&mut self, byte: u8) {
-        self.0.push(byte);
-    }
-
-    pub(super) fn word(&mut self, word: u64) {
-        self.bytes(&word.to_le_bytes());
-    }
-
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-    }
-
-    /// Writes a text, or none, with a constant number of bytes. A text beyond `longest` bytes is
-    /// cut off.
-    pub(super) fn text(&mut self, text: Option<&str>, longest: usize) {
-        let whole = text.unwrap_or("");
-        let end = (0..=longest.min(whole.len()))
-            .rev()
-            .find(|&end| whole.is_char_boundary(end))
-            .unwrap_or(0);
-        let cut = whole.get(..end).unwrap_or("");
-        self.byte(u8::from(text.is_some()));
-        self.word(cut.len() as u64);
-        self.bytes(cut.as_bytes());
-        self.0.resize(self.0.len() + longest - cut.len(), 0);
-    }
+/// A text, or none, in the same number of bytes. A text beyond `N` bytes is cut.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct TextBytes<const N: usize> {
+    is_some: u8,
+    len: U64,
+    text: [u8; N],
 }
 
-/// Reads fields in the same order.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
-
-impl<'a> Reader<'a> {
-    pub(super) fn byte(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
+impl<const N: usize> TextBytes<N> {
+    pub(super) fn of(text: Option<&str>) -> Self {
+        let cut = parts::cut(text.unwrap_or(""), N).as_bytes();
+        let mut bytes = cut.iter().copied();
+        let text_bytes = std::array::from_fn(|_| bytes.next().unwrap_or(0));
+        Self { is_some: text.is_some().into(), len: (cut.len() as u64).into(), text: text_bytes }
     }
 
-    pub(super) fn flag(&mut self) -> Option<bool> {
-        self.byte().filter(|&byte| byte < 2).map(|byte| byte == 1)
-    }
-
-    pub(super) fn word(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (array, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*array)
-    }
-
-    fn part(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (part, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(part)
-    }
-
-    pub(super) fn text(&mut self, longest: usize) -> Option<Option<String>> {
-        let is_some = self.flag()?;
-        let len = usize::try_from(self.word()?).ok().filter(|&len| len <= longest)?;
-        let text = std::str::from_utf8(self.part(longest)?.get(..len)?).ok()?;
-        Some(is_some.then(|| text.to_owned()))
-    }
-
-    /// Returns `Some` if no bytes are left.
-    pub(super) fn end(&self) -> Option<()> {
-        self.0.is_empty().then_some(())
+    /// Returns the text. `None`: the bytes are none.
+    pub(super) fn get(&self) -> Option<Option<String>> {
+        let len = usize::try_from(self.len.get()).ok()?;
+        let text = std::str::from_utf8(self.text.get(..len)?).ok()?;
+        (self.is_some < 2).then(|| (self.is_some == 1).then(|| text.to_owned()))
     }
 }
 
@@ -172,34 +124,25 @@ pub(super) enum Offer {
 
 impl Offer {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut to = Writer::default();
-        match self {
-            Self::Made { rmr, refused } => {
-                to.byte(1);
-                to.word(rmr.len() as u64);
-                to.bytes(rmr);
-                to.bytes(refused.as_bytes());
-            }
-            Self::Failed(why) => {
-                to.byte(0);
-                to.bytes(why.as_bytes());
-            }
-        }
-        to.0
+        let (is_made, rmr, text) = match self {
+            Self::Made { rmr, refused } => (1, &rmr[..], refused),
+            Self::Failed(why) => (0, &[][..], why),
+        };
+        let mut bytes = vec![is_made];
+        parts::push::<U32>(&mut bytes, rmr);
+        bytes.extend(text.as_bytes());
+        bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let is_made = from.flag()?;
-        let rmr = match is_made {
-            true => {
-                let len = usize::try_from(from.word()?).ok()?;
-                from.part(len)?.to_vec()
-            }
-            false => Vec::new(),
-        };
-        let text = String::from_utf8(from.0.to_vec()).ok()?;
-        Some(if is_made { Self::Made { rmr, refused: text } } else { Self::Failed(text) })
+        let mut rest = Rest(bytes);
+        let (is_made, rmr) = (rest.head::<u8>()?, rest.part::<U32>()?.to_vec());
+        let text = String::from_utf8(rest.0.to_vec()).ok()?;
+        match is_made {
+            0 => Some(Self::Failed(text)),
+            1 => Some(Self::Made { rmr, refused: text }),
+            _ => None,
+        }
     }
 }
 
@@ -208,16 +151,13 @@ const LONGEST: usize = 400;
 
 /// Encodes a rank's outcome: it has the memory, or the reason why not.
 pub(super) fn encode_verdict<T>(verdict: &Result<T, String>) -> Vec<u8> {
-    let mut to = Writer::default();
-    to.text(verdict.as_ref().err().map(String::as_str), LONGEST);
-    to.0
+    let why = verdict.as_ref().err().map(String::as_str);
+    TextBytes::<LONGEST>::of(why).as_bytes().to_vec()
 }
 
 /// Decodes a verdict. `None`: the bytes are no verdict.
 pub(super) fn decode_verdict(bytes: &[u8]) -> Option<Result<(), String>> {
-    let mut from = Reader(bytes);
-    let why = from.text(LONGEST)?;
-    from.end()?;
+    let why = TextBytes::<LONGEST>::ref_from_bytes(bytes).ok()?.get()?;
     Some(why.map_or(Ok(()), Err))
 }
 

@@ -18,6 +18,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
 
+use carrack_transports::net::parts::{self, Rest};
 use libloading::os::unix::Library;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
@@ -301,21 +302,18 @@ impl<H: Handle> Exchange for Mpi<H> {
     }
 
     fn share(&mut self, card: Option<&[u8]>) -> Result<Vec<u8>, BootstrapError> {
-        let mut room = [0; ROOM];
+        let mut room = Vec::new();
         if let Some(card) = card {
             // Only the words of a failure may be longer.
-            let card = &card[..card.len().min(ROOM - 4)];
-            let len = (card.len() as u32).to_le_bytes();
-            room.iter_mut().zip(len.iter().chain(card)).for_each(|(to, from)| *to = *from);
+            parts::push::<U32>(&mut room, &card[..card.len().min(ROOM - size_of::<U32>())]);
         }
+        room.resize(ROOM, 0);
         let (byte, comm) = (H::of(self.byte), H::of(self.comm));
         let (bytes, len) = (room.as_mut_ptr().cast(), ROOM as c_int);
         // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`, and all ranks give
         // the same room.
         self.check("MPI_Bcast", unsafe { (self.bcast)(bytes, len, byte, 0, comm) })?;
-        let (len, bytes) = room.split_at(4);
-        let len = len.first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
-        Ok(bytes.iter().take(len as usize).copied().collect())
+        Ok(Rest(&room).part::<U32>().unwrap_or_default().to_vec())
     }
 
     /// Does nothing: MPI ends by the program's own call.

@@ -11,8 +11,11 @@
 
 #![forbid(unsafe_code)]
 
+use carrack_transports::net::parts::{self, Layout, Length, Rest};
 use std::sync::Arc;
 use thiserror::Error;
+use zerocopy::little_endian::{I32, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::{BootstrapError, Departure};
 use super::job::JobId;
@@ -142,21 +145,27 @@ impl Frame {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello { version, rank, size, job } => {
-                Writer::new(HELLO).u32(*version).u32(*rank).u32(*size).raw(job.as_bytes()).done()
+                let (version, rank, size) = ((*version).into(), (*rank).into(), (*size).into());
+                framed(HELLO, &HelloBytes { version, rank, size, job: *job.as_bytes() })
             }
-            Self::Put { key, value } => Writer::new(PUT).text(key, MAX_KEY).value(value).done(),
-            Self::Get { key } => Writer::new(GET).text(key, MAX_KEY).done(),
-            Self::Value { key, value } => Writer::new(VALUE).text(key, MAX_KEY).value(value).done(),
-            Self::Missing { key } => Writer::new(MISSING).text(key, MAX_KEY).done(),
-            Self::Fence { number } => Writer::new(FENCE).u64(*number).done(),
-            Self::FenceDone { number } => Writer::new(FENCE_DONE).u64(*number).done(),
-            Self::Finished => Writer::new(FINISHED).done(),
-            Self::Gone { rank, how } => Writer::new(GONE).u32(*rank).departure(*how).done(),
+            Self::Put { key, value } => of_value(PUT, key, value),
+            Self::Get { key } => of_text(GET, key, MAX_KEY),
+            Self::Value { key, value } => of_value(VALUE, key, value),
+            Self::Missing { key } => of_text(MISSING, key, MAX_KEY),
+            Self::Fence { number } => framed(FENCE, &U64::new(*number)),
+            Self::FenceDone { number } => framed(FENCE_DONE, &U64::new(*number)),
+            Self::Finished => vec![FINISHED],
+            Self::Gone { rank, how } => {
+                framed(GONE, &GoneBytes { rank: (*rank).into(), how: (*how).into() })
+            }
             Self::Lost { ranks, how } => {
-                let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
-                Writer::new(LOST).value(&bytes).departure(*how).done()
+                let ranks: Vec<_> = ranks.iter().map(|rank| U32::new(*rank)).collect();
+                let mut bytes = vec![LOST];
+                parts::push::<U32>(&mut bytes, ranks.as_bytes());
+                bytes.extend(DepartureBytes::from(*how).as_bytes());
+                bytes
             }
-            Self::Refused { why } => Writer::new(REFUSED).text(why, MAX_REASON).done(),
+            Self::Refused { why } => of_text(REFUSED, why, MAX_REASON),
         }
     }
 
@@ -166,28 +175,35 @@ impl Frame {
     ///
     /// [`BadFrame`] for anything that [`encode`](Self::encode) does not make.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadFrame> {
-        let mut reader = Reader { rest: bytes };
-        let [kind] = reader.array("kind")?;
-        let frame = match kind {
-            HELLO => Self::Hello {
-                version: reader.u32("version")?,
-                rank: reader.u32("rank")?,
-                size: reader.u32("size")?,
-                job: JobId::from_bytes(reader.array("job id")?),
-            },
-            PUT => Self::Put { key: reader.text("key", MAX_KEY)?, value: reader.value()? },
-            GET => Self::Get { key: reader.text("key", MAX_KEY)? },
-            VALUE => Self::Value { key: reader.text("key", MAX_KEY)?, value: reader.value()? },
-            MISSING => Self::Missing { key: reader.text("key", MAX_KEY)? },
-            FENCE => Self::Fence { number: reader.u64("fence number")? },
-            FENCE_DONE => Self::FenceDone { number: reader.u64("fence number")? },
+        let mut rest = Rest(bytes);
+        let from = &mut rest;
+        let frame = match *head::<u8>(from, "kind")? {
+            HELLO => {
+                let HelloBytes { version, rank, size, job } = head(from, "hello")?;
+                let job = JobId::from_bytes(*job);
+                Self::Hello { version: version.get(), rank: rank.get(), size: size.get(), job }
+            }
+            PUT => Self::Put { key: text(from, "key", MAX_KEY)?, value: value(from)?.to_vec() },
+            GET => Self::Get { key: text(from, "key", MAX_KEY)? },
+            VALUE => Self::Value { key: text(from, "key", MAX_KEY)?, value: value(from)?.to_vec() },
+            MISSING => Self::Missing { key: text(from, "key", MAX_KEY)? },
+            FENCE => Self::Fence { number: head::<U64>(from, "fence number")?.get() },
+            FENCE_DONE => Self::FenceDone { number: head::<U64>(from, "fence number")?.get() },
             FINISHED => Self::Finished,
-            GONE => Self::Gone { rank: reader.u32("rank")?, how: reader.departure()? },
-            LOST => Self::Lost { ranks: reader.ranks()?, how: reader.departure()? },
-            REFUSED => Self::Refused { why: reader.text("reason", MAX_REASON)? },
+            GONE => {
+                let GoneBytes { rank, how } = head(from, "departure")?;
+                Self::Gone { rank: rank.get(), how: how.try_into()? }
+            }
+            LOST => {
+                let ranks = <[U32]>::ref_from_bytes(value(from)?)
+                    .map_err(|_| BadFrame("its last rank has less than four bytes".into()))?;
+                let how = head::<DepartureBytes>(from, "departure")?.try_into()?;
+                Self::Lost { ranks: ranks.iter().map(|rank| rank.get()).collect(), how }
+            }
+            REFUSED => Self::Refused { why: text(from, "reason", MAX_REASON)? },
             kind => return Err(BadFrame(format!("its kind is {kind}, which no frame has"))),
         };
-        match reader.rest.len() {
+        match rest.0.len() {
             0 => Ok(frame),
             extra => Err(BadFrame(format!("{extra} bytes follow its last field"))),
         }
@@ -195,11 +211,8 @@ impl Frame {
 
     /// Returns the version in a `Hello` of any version, whose other fields may differ.
     pub fn hello_version(bytes: &[u8]) -> Option<u32> {
-        let mut reader = Reader { rest: bytes };
-        match reader.array("kind") {
-            Ok([HELLO]) => reader.u32("version").ok(),
-            _ => None,
-        }
+        let mut rest = Rest(bytes);
+        (*rest.head::<u8>()? == HELLO).then(|| rest.head::<U32>())?.map(|version| version.get())
     }
 }
 
@@ -240,118 +253,55 @@ const DEPARTURES: [(u8, Departure); 7] = [
     (8, Departure::OtherSize),
 ];
 
-fn departure_code(how: Departure) -> (u8, i32) {
-    match how {
-        Departure::Exited(status) => (EXITED, status),
-        Departure::Killed(signal) => (KILLED, signal),
-        how => {
-            let code = DEPARTURES.iter().find(|(_, known)| *known == how);
-            (code.map_or(u8::MAX, |(code, _)| *code), 0)
-        }
+/// The fields of a `Hello`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct HelloBytes {
+    version: U32,
+    rank: U32,
+    size: U32,
+    job: [u8; 16],
+}
+
+/// A departure.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct DepartureBytes {
+    code: u8,
+    detail: I32,
+}
+
+/// The fields of a `Gone`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct GoneBytes {
+    rank: U32,
+    how: DepartureBytes,
+}
+
+impl From<Departure> for DepartureBytes {
+    fn from(how: Departure) -> Self {
+        let (code, detail) = match how {
+            Departure::Exited(status) => (EXITED, status),
+            Departure::Killed(signal) => (KILLED, signal),
+            how => {
+                let code = DEPARTURES.iter().find(|(_, known)| *known == how);
+                (code.map_or(u8::MAX, |(code, _)| *code), 0)
+            }
+        };
+        Self { code, detail: detail.into() }
     }
 }
 
-struct Writer(Vec<u8>);
+impl TryFrom<&DepartureBytes> for Departure {
+    type Error = BadFrame;
 
-impl Writer {
-    fn new(kind: u8) -> Self {
-        Self(vec![kind])
-    }
-
-    fn raw(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn u32(self, number: u32) -> Self {
-        self.raw(&number.to_le_bytes())
-    }
-
-    fn u64(self, number: u64) -> Self {
-        self.raw(&number.to_le_bytes())
-    }
-
-    fn text(self, text: &str, limit: usize) -> Self {
-        // `str::floor_char_boundary`, which the oldest supported Rust lacks. Both limits are far
-        // below 64 KiB, so the length always fits its two bytes.
-        let end = (0..=limit.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
-        let text = &text[..end.unwrap_or(0)];
-        let len = u16::try_from(text.len()).unwrap_or(u16::MAX);
-        self.raw(&len.to_le_bytes()).raw(text.as_bytes())
-    }
-
-    fn value(self, value: &[u8]) -> Self {
-        let value = &value[..value.len().min(MAX_VALUE)];
-        let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
-        self.u32(len).raw(value)
-    }
-
-    fn departure(self, how: Departure) -> Self {
-        let (code, detail) = departure_code(how);
-        self.raw(&[code]).raw(&detail.to_le_bytes())
-    }
-
-    fn done(self) -> Vec<u8> {
-        self.0
-    }
-}
-
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize, field: &'static str) -> Result<&'a [u8], BadFrame> {
-        let (head, rest) = self.rest.split_at_checked(len).ok_or_else(|| short(field))?;
-        self.rest = rest;
-        Ok(head)
-    }
-
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], BadFrame> {
-        let (head, rest) = self.rest.split_first_chunk().ok_or_else(|| short(field))?;
-        self.rest = rest;
-        Ok(*head)
-    }
-
-    fn u32(&mut self, field: &'static str) -> Result<u32, BadFrame> {
-        self.array(field).map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self, field: &'static str) -> Result<u64, BadFrame> {
-        self.array(field).map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self, field: &'static str, limit: usize) -> Result<String, BadFrame> {
-        let len = usize::from(u16::from_le_bytes(self.array(field)?));
-        bounded(field, len, limit)?;
-        let bytes = self.take(len, field)?;
-        let text = std::str::from_utf8(bytes)
-            .map_err(|_| BadFrame(format!("its {field} is not UTF-8")))?;
-        Ok(text.to_owned())
-    }
-
-    fn value(&mut self) -> Result<Vec<u8>, BadFrame> {
-        let len = self.u32("value")? as usize;
-        bounded("value", len, MAX_VALUE)?;
-        Ok(self.take(len, "value")?.to_vec())
-    }
-
-    fn ranks(&mut self) -> Result<Arc<[u32]>, BadFrame> {
-        let bytes = self.value()?;
-        let (ranks, rest) = bytes.as_chunks();
-        match rest.len() {
-            0 => Ok(ranks.iter().map(|rank| u32::from_le_bytes(*rank)).collect()),
-            extra => Err(BadFrame(format!("{extra} bytes of a rank's number"))),
-        }
-    }
-
-    fn departure(&mut self) -> Result<Departure, BadFrame> {
-        let [code] = self.array("departure")?;
-        let detail = i32::from_le_bytes(self.array("departure")?);
+    fn try_from(bytes: &DepartureBytes) -> Result<Self, BadFrame> {
+        let (code, detail) = (bytes.code, bytes.detail.get());
         let plain = || DEPARTURES.iter().find(|(known, _)| (*known, 0) == (code, detail));
         match (code, plain()) {
-            (EXITED, _) => Ok(Departure::Exited(detail)),
-            (KILLED, _) => Ok(Departure::Killed(detail)),
+            (EXITED, _) => Ok(Self::Exited(detail)),
+            (KILLED, _) => Ok(Self::Killed(detail)),
             (_, Some((_, how))) => Ok(*how),
             (_, None) => {
                 let why = format!("its departure has code {code} with {detail}, which none has");
@@ -361,13 +311,54 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn short(field: &str) -> BadFrame {
-    BadFrame(format!("it ends inside its {field}"))
+/// Puts the kind in front of a struct.
+fn framed(kind: u8, fields: &(impl Layout + ?Sized)) -> Vec<u8> {
+    [&[kind], fields.as_bytes()].concat()
 }
 
-fn bounded(field: &str, len: usize, limit: usize) -> Result<(), BadFrame> {
-    let why = || format!("its {field} of {len} bytes exceeds the limit of {limit}");
-    if len > limit { Err(BadFrame(why())) } else { Ok(()) }
+/// Puts the kind in front of a text, which is cut at `longest`.
+fn of_text(kind: u8, text: &str, longest: usize) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    parts::push::<U16>(&mut bytes, parts::cut(text, longest).as_bytes());
+    bytes
+}
+
+/// Puts kind and key in front of a value.
+fn of_value(kind: u8, key: &str, value: &[u8]) -> Vec<u8> {
+    let mut bytes = of_text(kind, key, MAX_KEY);
+    parts::push::<U32>(&mut bytes, &value[..value.len().min(MAX_VALUE)]);
+    bytes
+}
+
+fn head<'a, T: Layout>(rest: &mut Rest<'a>, field: &str) -> Result<&'a T, BadFrame> {
+    rest.head().ok_or_else(|| short(field))
+}
+
+/// Takes a part of at most `longest` bytes.
+fn part<'a, L: Length>(
+    rest: &mut Rest<'a>,
+    field: &str,
+    longest: usize,
+) -> Result<&'a [u8], BadFrame> {
+    let len = head::<L>(rest, field)?.bytes();
+    if len > longest {
+        let why = format!("its {field} of {len} bytes exceeds the limit of {longest}");
+        return Err(BadFrame(why));
+    }
+    rest.bytes(len).ok_or_else(|| short(field))
+}
+
+fn value<'a>(rest: &mut Rest<'a>) -> Result<&'a [u8], BadFrame> {
+    part::<U32>(rest, "value", MAX_VALUE)
+}
+
+fn text(rest: &mut Rest<'_>, field: &str, longest: usize) -> Result<String, BadFrame> {
+    let text = std::str::from_utf8(part::<U16>(rest, field, longest)?);
+    Ok(text.map_err(|_| BadFrame(format!("its {field} is not UTF-8")))?.to_owned())
+}
+
+fn short(field: &str) -> BadFrame {
+    BadFrame(format!("it ends inside its {field}"))
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, Together};
 use std::any::Any;
 use std::sync::Arc;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the longest piece of host memory that goes together with others. A longer piece gets a
 /// message of its own, whose bytes are copied once instead of three times: as fast from 4 KiB on
@@ -45,8 +47,14 @@ pub(crate) const COUNT: usize = 1024;
 /// that both sides allocate.
 pub(crate) const AT_ONCE: usize = 32;
 
-/// Bytes of a place in a list.
-const PLACE: usize = 16;
+/// A place in a list.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Place {
+    /// Offset in the region.
+    offset: U64,
+    len: U64,
+}
 
 /// Builds a list of places, each an offset in the region and a length, with `room` bytes behind
 /// it. Returns the beginning of that room.
@@ -56,26 +64,26 @@ pub(crate) fn list(
     places: impl ExactSizeIterator<Item = (u64, usize)>,
     room: usize,
 ) -> Result<(Region, usize), CopyError> {
-    let len = places.len() * PLACE;
+    let places =
+        places.map(|(offset, len)| Place { offset: offset.into(), len: (len as u64).into() });
+    let places: Vec<_> = places.collect();
+    let (list, len) = (places.as_bytes(), size_of_val(&places[..]));
     let region = Region::host(len + room);
-    let words = places.flat_map(|(offset, len)| [offset, len as u64]);
-    let bytes: Vec<_> = words.flat_map(u64::to_le_bytes).collect();
-    region.slice(0, len).map_or(Ok(()), |list| list.write(&bytes))?;
+    region.slice(0, len).map_or(Ok(()), |to| to.write(list))?;
     Ok((region, len))
 }
 
 /// Reads a list of places in a region of `room` bytes. Also returns their total bytes.
 fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), Verdict> {
-    let (words, _) = bytes.as_chunks::<8>();
-    let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).ok();
     let mut size = 0_usize;
-    let place = |pair: &[[u8; 8]; 2]| {
-        let [offset, len] = pair;
-        let (offset, len) = (word(offset)?, word(len)?);
+    let place = |place: &Place| {
+        let offset = usize::try_from(place.offset.get()).ok()?;
+        let len = usize::try_from(place.len.get()).ok()?;
         size = size.saturating_add(len);
         offset.checked_add(len).is_some_and(|end| end <= room).then_some((offset, len))
     };
-    let places: Option<_> = words.as_chunks::<2>().0.iter().map(place).collect();
+    let list = <[Place]>::ref_from_bytes(bytes).map_err(|_| Verdict::Outside)?;
+    let places: Option<_> = list.iter().map(place).collect();
     places.map(|places| (places, size)).ok_or(Verdict::Outside)
 }
 
@@ -210,7 +218,7 @@ impl Run<'_> {
         let wanted = (rx != 0).then_some(rx);
         let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (count, size) = (fits(count), fits(size));
-        let list = count.saturating_mul(PLACE);
+        let list = count.saturating_mul(size_of::<Place>());
         let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
         if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0)
         {
@@ -237,7 +245,7 @@ impl Run<'_> {
 
     fn begin_pieces(&mut self, from: Rank, asked: Asked, buffer: &Buffer) -> Result<(), Verdict> {
         let Buffer::Region(come) = buffer else { return Err(Verdict::Failed) };
-        let (come, list) = (come.region(), asked.count * PLACE);
+        let (come, list) = (come.region(), asked.count * size_of::<Place>());
         let places =
             come.slice(0, list).and_then(|places| places.to_vec().ok()).ok_or(Verdict::Failed)?;
         let meant =
@@ -324,7 +332,7 @@ mod tests {
         ) {
             let written = places.iter().map(|&(offset, len)| (offset as u64, len));
             let (region, behind) = list(written, 7).unwrap();
-            prop_assert_eq!(behind, places.len() * PLACE);
+            prop_assert_eq!(behind, places.len() * size_of::<Place>());
             prop_assert_eq!(region.len(), behind + 7);
             let bytes = region.slice(0, behind).unwrap().to_vec().unwrap();
             let is_outside = places.iter().any(|(offset, len)| offset + len > room);

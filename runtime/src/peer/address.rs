@@ -1,39 +1,30 @@
 //! The addresses that devices publish.
 
 use carrack_transports::contract::AddressBlob;
+use carrack_transports::net::parts::{self, Rest};
+use zerocopy::little_endian::U16;
 
 /// Returns the key of a device's addresses in the bootstrap's table.
 pub(crate) fn key(rank: u32, device: u32) -> String {
     format!("device/{rank}/{device}")
 }
 
-/// Encodes one device's addresses, one for each transport: `count 8 | (name length 8, name, length
-/// 16, address)*`.
+/// Encodes one device's addresses, one for each transport: its name and its address.
 pub(crate) fn encode(addresses: &[(&'static str, AddressBlob)]) -> Vec<u8> {
-    let mut bytes = vec![u8::try_from(addresses.len()).unwrap_or(u8::MAX)];
+    let mut bytes = Vec::new();
     for (name, address) in addresses {
-        bytes.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
-        bytes.extend(name.as_bytes());
-        bytes.extend(u16::try_from(address.0.len()).unwrap_or(u16::MAX).to_le_bytes());
-        bytes.extend(&address.0);
+        parts::push::<U16>(&mut bytes, name.as_bytes());
+        parts::push::<U16>(&mut bytes, &address.0);
     }
     bytes
 }
 
 /// Decodes a peer's addresses, or returns `None` if they are malformed.
-pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<(String, AddressBlob)>> {
-    let mut take = |len: usize| {
-        let (head, rest) = bytes.split_at_checked(len)?;
-        bytes = rest;
-        Some(head)
-    };
-    let count = take(1)?[0];
-    let mut addresses = Vec::new();
-    for _ in 0..count {
-        let len = usize::from(take(1)?[0]);
-        let name = String::from_utf8(take(len)?.to_vec()).ok()?;
-        let len = usize::from(u16::from_le_bytes(take(2)?.try_into().ok()?));
-        addresses.push((name, AddressBlob(take(len)?.to_vec())));
+pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<(String, AddressBlob)>> {
+    let (mut rest, mut addresses) = (Rest(bytes), Vec::new());
+    while rest.end().is_none() {
+        let name = rest.text::<U16>()?.to_owned();
+        addresses.push((name, AddressBlob(rest.part::<U16>()?.to_vec())));
     }
     Some(addresses)
 }

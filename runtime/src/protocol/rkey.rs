@@ -11,7 +11,8 @@
 
 use crate::names::Rank;
 use carrack_transports::contract::WireKey;
-use zerocopy::little_endian::{U32, U64};
+use carrack_transports::net::parts::{self, Rest};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const OF_THE_JOB: &str = "#";
@@ -80,39 +81,30 @@ impl Key {
         let mut bytes = Vec::with_capacity(64);
         let head = Head { owner, number, offset: offset.into(), len: len.into() };
         bytes.extend(head.as_bytes());
-        let job = self.job.map(u64::to_le_bytes);
-        let job = job.iter().map(|tag| (OF_THE_JOB, &tag[..]));
+        let job = self.job.map(U64::new);
+        let job = job.iter().map(|tag| (OF_THE_JOB, tag.as_bytes()));
         let nic = self.nic.iter().map(|transport| (OF_THE_WORDS, transport.as_bytes()));
         let keys = self.keys.iter().map(|(transport, key)| (transport.as_str(), &*key.0));
         for (name, value) in job.chain(nic).chain(keys) {
-            for part in [name.as_bytes(), value] {
-                // Both are short: a word, and a few numbers.
-                bytes.extend(u16::try_from(part.len()).unwrap_or(0).to_le_bytes());
-                bytes.extend(part);
-            }
+            parts::push::<U16>(&mut bytes, name.as_bytes());
+            parts::push::<U16>(&mut bytes, value);
         }
         bytes
     }
 
     /// Decodes the bytes of another rank, with the part that they name.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, Part)> {
-        let (head, mut rest) = Head::ref_from_prefix(bytes).ok()?;
+        let mut rest = Rest(bytes);
+        let head: &Head = rest.head()?;
         let (number, offset, len) = (head.number.get(), head.offset.get(), head.len.get());
         offset.checked_add(len)?;
         let (mut keys, mut nic, mut job) = (Vec::new(), None, None);
-        while !rest.is_empty() {
-            let mut part = || -> Option<&[u8]> {
-                let (len, left) = rest.split_first_chunk::<2>()?;
-                let (part, left) = left.split_at_checked(usize::from(u16::from_le_bytes(*len)))?;
-                rest = left;
-                Some(part)
-            };
-            let transport = String::from_utf8(part()?.to_vec()).ok()?;
-            let key = part()?.to_vec();
-            match transport.as_str() {
-                OF_THE_JOB => job = Some(u64::from_le_bytes(key.try_into().ok()?)),
-                OF_THE_WORDS => nic = Some(String::from_utf8(key).ok()?),
-                _ => keys.push((transport, WireKey(key))),
+        while rest.end().is_none() {
+            let (transport, key) = (rest.text::<U16>()?, rest.part::<U16>()?);
+            match transport {
+                OF_THE_JOB => job = Some(U64::ref_from_bytes(key).ok()?.get()),
+                OF_THE_WORDS => nic = Some(String::from_utf8(key.to_vec()).ok()?),
+                _ => keys.push((transport.to_owned(), WireKey(key.to_vec()))),
             }
         }
         let owner = Rank(head.owner.get());

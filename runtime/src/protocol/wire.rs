@@ -10,6 +10,8 @@ use crate::error::OpError;
 use crate::names::{Rank, RemoteComp, Tag};
 use carrack_transports::contract::{Header, RemotePlace};
 use carrack_transports::mem::SmallBytes;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A control message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -364,23 +366,15 @@ impl Request {
 
 fn words<const N: usize>(words: [u64; N]) -> SmallBytes {
     let mut bytes = [0; SmallBytes::MAX];
-    let (places, _) = bytes.as_chunks_mut();
-    for (place, word) in places.iter_mut().zip(words) {
-        *place = word.to_le_bytes();
-    }
+    let _ = words.map(U64::new).write_to_prefix(&mut bytes);
     SmallBytes::first(8 * N, bytes)
 }
 
 fn read<const N: usize>(bytes: &[u8]) -> Result<[u64; N], String> {
-    let mut words = [0; N];
-    let (chunks, rest) = bytes.as_chunks::<8>();
-    if chunks.len() != N || !rest.is_empty() {
-        return Err(format!("a control message of {} bytes, and {} make one", bytes.len(), 8 * N));
-    }
-    for (word, chunk) in words.iter_mut().zip(chunks) {
-        *word = u64::from_le_bytes(*chunk);
-    }
-    Ok(words)
+    let words = <[U64; N]>::ref_from_bytes(bytes);
+    words
+        .map(|words| words.map(U64::get))
+        .map_err(|_| format!("a control message of {} bytes, and {} make one", bytes.len(), 8 * N))
 }
 
 /// Encodes a number, as a status returns it.

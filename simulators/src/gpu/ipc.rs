@@ -20,6 +20,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 const MAGIC: [u8; 4] = *b"CFG1";
 
@@ -39,46 +41,48 @@ struct Name {
     gpu: GpuUuid,
 }
 
+/// A name as the bytes of a handle.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct NameBytes {
+    magic: [u8; 4],
+    pid: U32,
+    started: U64,
+    fd: U32,
+    block: U32,
+    inode: U64,
+    id: U64,
+    len: U64,
+    gpu: [u8; 16],
+}
+
 impl Name {
     fn encode(&self) -> [u8; 64] {
-        let mut bytes = [0; 64];
-        let fields: [&[u8]; 9] = [
-            &MAGIC,
-            &self.pid.to_le_bytes(),
-            &self.started.to_le_bytes(),
-            &self.fd.to_le_bytes(),
-            &self.block.to_le_bytes(),
-            &self.inode.to_le_bytes(),
-            &self.id.0.to_le_bytes(),
-            &self.len.to_le_bytes(),
-            &self.gpu.0,
-        ];
-        for (to, from) in bytes.iter_mut().zip(fields.concat()) {
-            *to = from;
-        }
-        bytes
+        transmute!(NameBytes {
+            magic: MAGIC,
+            pid: self.pid.into(),
+            started: self.started.into(),
+            fd: self.fd.into(),
+            block: self.block.into(),
+            inode: self.inode.into(),
+            id: self.id.0.into(),
+            len: self.len.into(),
+            gpu: self.gpu.0,
+        })
     }
 
     /// Decodes a name. The bytes may be arbitrary, and are checked when they are used.
     fn decode(bytes: &[u8; 64]) -> Option<Self> {
-        let (magic, rest) = bytes.split_first_chunk::<4>()?;
-        let (pid, rest) = rest.split_first_chunk()?;
-        let (started, rest) = rest.split_first_chunk()?;
-        let (fd, rest) = rest.split_first_chunk()?;
-        let (block, rest) = rest.split_first_chunk()?;
-        let (inode, rest) = rest.split_first_chunk()?;
-        let (id, rest) = rest.split_first_chunk()?;
-        let (len, rest) = rest.split_first_chunk()?;
-        let (gpu, _) = rest.split_first_chunk()?;
-        (*magic == MAGIC).then(|| Self {
-            pid: u32::from_le_bytes(*pid),
-            started: u64::from_le_bytes(*started),
-            fd: u32::from_le_bytes(*fd),
-            inode: u64::from_le_bytes(*inode),
-            id: AllocId(u64::from_le_bytes(*id)),
-            block: u32::from_le_bytes(*block),
-            len: u64::from_le_bytes(*len),
-            gpu: GpuUuid(*gpu),
+        let name: &NameBytes = transmute_ref!(bytes);
+        (name.magic == MAGIC).then(|| Self {
+            pid: name.pid.get(),
+            started: name.started.get(),
+            fd: name.fd.get(),
+            inode: name.inode.get(),
+            id: AllocId(name.id.get()),
+            block: name.block.get(),
+            len: name.len.get(),
+            gpu: GpuUuid(name.gpu),
         })
     }
 }

@@ -4,8 +4,11 @@ use super::desk::{self, Address};
 use crate::contract::WireKey;
 use crate::gpu::Handle;
 use crate::mem::MapError;
+use crate::net::parts::{self, Rest};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::os::fd::OwnedFd;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Key of an allocation: its ledger, its handle, and the handle's descriptor in the exporter's
 /// process.
@@ -27,41 +30,44 @@ pub(super) struct Key {
     pub(super) handle: [u8; Handle::WIRE],
 }
 
+/// First bytes of a key; those of its ledger follow.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct KeyHead {
+    pid: U32,
+    fd: U32,
+    simulated: U32,
+    len: U64,
+    desk: Address,
+    handle: [u8; Handle::WIRE],
+}
+
 const NO_FD: u32 = u32::MAX;
 const NO_DESK: Address = [0; 24];
 
 impl Key {
     pub(super) fn encode(&self) -> WireKey {
-        let numbers = [self.pid, self.fd.unwrap_or(NO_FD), u32::from(self.simulated)];
-        let desk = self.desk.unwrap_or(NO_DESK);
-        let mut bytes = Vec::with_capacity(20 + desk.len() + Handle::WIRE + self.ledger.0.len());
-        bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-        bytes.extend(self.len.to_le_bytes());
-        bytes.extend(desk);
-        bytes.extend(self.handle);
-        bytes.extend(&self.ledger.0);
-        WireKey(bytes)
+        let head = KeyHead {
+            pid: self.pid.into(),
+            fd: self.fd.unwrap_or(NO_FD).into(),
+            simulated: u32::from(self.simulated).into(),
+            len: self.len.into(),
+            desk: self.desk.unwrap_or(NO_DESK),
+            handle: self.handle,
+        };
+        WireKey([head.as_bytes(), &self.ledger.0].concat())
     }
 
     pub(super) fn decode(key: &WireKey) -> Option<Self> {
-        let mut rest = key.0.as_slice();
-        let mut number = || {
-            let (number, behind) = rest.split_first_chunk::<4>()?;
-            rest = behind;
-            Some(u32::from_le_bytes(*number))
-        };
-        let (pid, fd, simulated) = (number()?, number()?, number()?);
-        let (len, rest) = rest.split_first_chunk::<8>()?;
-        let (desk, rest) = rest.split_first_chunk()?;
-        let (handle, ledger) = rest.split_first_chunk::<{ Handle::WIRE }>()?;
+        let (head, ledger) = KeyHead::ref_from_prefix(&key.0).ok()?;
         Some(Self {
             ledger: WireKey(ledger.to_vec()),
-            pid,
-            fd: Some(fd).filter(|&fd| fd != NO_FD),
-            desk: Some(*desk).filter(|desk| *desk != NO_DESK),
-            simulated: simulated == 1,
-            len: u64::from_le_bytes(*len),
-            handle: *handle,
+            pid: head.pid.get(),
+            fd: Some(head.fd.get()).filter(|&fd| fd != NO_FD),
+            desk: Some(head.desk).filter(|desk| *desk != NO_DESK),
+            simulated: head.simulated == 1,
+            len: head.len.get(),
+            handle: head.handle,
         })
     }
 
@@ -112,24 +118,24 @@ pub(super) struct Several {
     pub(super) keys: Vec<WireKey>,
 }
 
-/// Stands in the place of a process's number, which is never 0.
-const SEVERAL: [u8; 4] = [0; 4];
+/// First bytes of such a key; the keys follow as parts.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct SeveralHead {
+    /// Stands in the place of a process's number, which is never 0.
+    zero: U32,
+    offset: U64,
+    len: U64,
+}
 
 impl Several {
     /// Limit of the bytes of all keys: the room in a region's name.
     const MOST: usize = 60_000;
 
     pub(super) fn encode(&self) -> Result<WireKey, String> {
-        let mut bytes = SEVERAL.to_vec();
-        bytes.extend([self.offset, self.len].map(u64::to_le_bytes).iter().flatten());
-        for WireKey(key) in &self.keys {
-            bytes.extend(
-                u16::try_from(key.len())
-                    .map_err(|_| "a key of an allocation is too long")?
-                    .to_le_bytes(),
-            );
-            bytes.extend(key);
-        }
+        let (offset, len) = (self.offset.into(), self.len.into());
+        let mut bytes = SeveralHead { zero: 0.into(), offset, len }.as_bytes().to_vec();
+        self.keys.iter().for_each(|key| parts::push::<U16>(&mut bytes, &key.0));
         if bytes.len() > Self::MOST {
             return Err(format!(
                 "it is made of {} allocations, whose names are too long together: register fewer \
@@ -142,17 +148,12 @@ impl Several {
 
     /// Returns `None` if it is no such key.
     pub(super) fn decode(WireKey(key): &WireKey) -> Option<Self> {
-        let rest = key.strip_prefix(&SEVERAL)?;
-        let (offset, rest) = rest.split_first_chunk()?;
-        let (len, mut rest) = rest.split_first_chunk()?;
-        let mut keys = Vec::new();
-        while !rest.is_empty() {
-            let (long, behind) = rest.split_first_chunk()?;
-            let (one, behind) = behind.split_at_checked(usize::from(u16::from_le_bytes(*long)))?;
-            keys.push(WireKey(one.to_vec()));
-            rest = behind;
+        let (mut rest, mut keys) = (Rest(key), Vec::new());
+        let SeveralHead { zero, offset, len } = rest.head()?;
+        while rest.end().is_none() {
+            keys.push(WireKey(rest.part::<U16>()?.to_vec()));
         }
-        Some(Self { offset: u64::from_le_bytes(*offset), len: u64::from_le_bytes(*len), keys })
+        (*zero == 0).then(|| Self { offset: offset.get(), len: len.get(), keys })
     }
 }
 

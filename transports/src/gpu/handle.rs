@@ -2,6 +2,8 @@
 
 use crate::mem::{AllocId, GpuUuid};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 /// Form of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -85,11 +87,22 @@ pub enum HandleKey {
     Fabric([u8; 64]),
 }
 
+/// A handle on the wire.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Wire {
+    form: U64,
+    id: U64,
+    len: U64,
+    offset: U64,
+    gpu: [u8; 16],
+    /// Zero where a descriptor is the key.
+    key: [u8; 64],
+}
+
 impl Handle {
     /// Bytes of a handle on the wire, without its descriptor.
-    pub const WIRE: usize = 112;
-    /// Position of the offset among them.
-    const OFFSET: usize = 24;
+    pub const WIRE: usize = size_of::<Wire>();
 
     /// Returns its form.
     pub fn form(&self) -> HandleForm {
@@ -115,54 +128,37 @@ impl Handle {
             HandleKey::Bytes(key) | HandleKey::Pool(_, key) | HandleKey::Fabric(key) => *key,
             HandleKey::Fd(_) => [0; 64],
         };
-        let (form, len, offset) =
-            (u64::from(self.form().bit()), self.len as u64, self.offset as u64);
-        let numbers = [form, self.id.0, len, offset].map(u64::to_le_bytes);
-        let fields = numbers.iter().flatten().chain(&self.gpu.0).chain(&key);
-        let mut bytes = [0; Self::WIRE];
-        for (to, from) in bytes.iter_mut().zip(fields) {
-            *to = *from;
-        }
-        bytes
+        let (form, id) = (u64::from(self.form().bit()).into(), self.id.0.into());
+        let (len, offset) = ((self.len as u64).into(), (self.offset as u64).into());
+        transmute!(Wire { form, id, len, offset, gpu: self.gpu.0, key })
     }
 
     /// Encodes the handle for a region at another offset of the allocation.
     pub fn encode_at(&self, offset: usize) -> [u8; Self::WIRE] {
-        let mut bytes = self.encode();
-        let places = bytes.iter_mut().skip(Self::OFFSET);
-        for (place, byte) in places.zip((offset as u64).to_le_bytes()) {
-            *place = byte;
-        }
-        bytes
+        let wire: Wire = transmute!(self.encode());
+        transmute!(Wire { offset: (offset as u64).into(), ..wire })
     }
 
     /// Returns such bytes for the whole allocation.
-    pub fn whole(mut bytes: [u8; Self::WIRE]) -> [u8; Self::WIRE] {
-        bytes.iter_mut().skip(Self::OFFSET).take(8).for_each(|byte| *byte = 0);
-        bytes
+    pub fn whole(bytes: [u8; Self::WIRE]) -> [u8; Self::WIRE] {
+        let wire: Wire = transmute!(bytes);
+        transmute!(Wire { offset: 0.into(), ..wire })
     }
 
     /// Returns the offset of the exported region in such bytes.
     pub fn offset_of(bytes: &[u8; Self::WIRE]) -> usize {
-        let word = bytes.get(Self::OFFSET..).and_then(|rest| rest.first_chunk::<8>());
-        word.and_then(|word| usize::try_from(u64::from_le_bytes(*word)).ok()).unwrap_or(usize::MAX)
+        let wire: &Wire = transmute_ref!(bytes);
+        usize::try_from(wire.offset.get()).unwrap_or(usize::MAX)
     }
 
     /// Decodes a handle from such bytes and the descriptor that came with them. Returns `None` if
     /// they are no handle. Bytes come from another process: the driver checks their lengths
     /// against the memory itself.
     pub fn decode(bytes: &[u8; Self::WIRE], fd: Option<OwnedFd>) -> Option<Self> {
-        let (numbers, rest) = bytes.split_first_chunk::<32>()?;
-        let (gpu, rest) = rest.split_first_chunk::<16>()?;
-        let (key, _) = rest.split_first_chunk::<64>()?;
-        let mut numbers = numbers.chunks_exact(8).map(|number| {
-            let eight = number.try_into().unwrap_or([0; 8]);
-            u64::from_le_bytes(eight)
-        });
-        let form = numbers.next()?;
-        let id = AllocId(numbers.next()?);
-        let len = usize::try_from(numbers.next()?).ok()?;
-        let offset = usize::try_from(numbers.next()?).ok()?;
+        let Wire { form, id, len, offset, gpu, key } = transmute_ref!(bytes);
+        let (id, gpu) = (AllocId(id.get()), GpuUuid(*gpu));
+        let (len, offset) = (usize::try_from(len.get()).ok()?, usize::try_from(offset.get()).ok()?);
+        let form = form.get();
         let form = HandleForm::ALL.into_iter().find(|known| u64::from(known.bit()) == form)?;
         let key = match (form, fd) {
             (HandleForm::Bytes, None) => HandleKey::Bytes(*key),
@@ -171,7 +167,7 @@ impl Handle {
             (HandleForm::Pool, Some(fd)) => HandleKey::Pool(fd, *key),
             _ => return None,
         };
-        (len > 0 && offset < len).then_some(Self { gpu: GpuUuid(*gpu), id, len, offset, key })
+        (len > 0 && offset < len).then_some(Self { gpu, id, len, offset, key })
     }
 }
 

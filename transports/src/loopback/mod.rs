@@ -25,6 +25,8 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The transport's name.
 pub const NAME: &str = "loopback";
@@ -95,20 +97,18 @@ impl Domain for LoopbackDomain {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let guard = Arc::new(());
         regions().lock().insert(number, (region.clone(), Arc::downgrade(&guard)));
-        let key = [&this_process()[..], &number.to_le_bytes()].concat();
-        Ok(Exported::new(WireKey(key), Withdraw { number, _guard: guard }))
+        let key = WireKey(Name::of(number).as_bytes().to_vec());
+        Ok(Exported::new(key, Withdraw { number, _guard: guard }))
     }
 
     fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
-        let Some((process, number)) = key.0.split_last_chunk::<8>() else {
-            return Err("its key is not one of this transport's".into());
-        };
-        if process != this_process() {
+        let Name { process, number } =
+            Name::ref_from_bytes(&key.0).map_err(|_| "its key is not one of this transport's")?;
+        if *process != this_process() {
             return Err("it is in another process".into());
         }
         let regions = regions().lock();
-        let (region, guard) =
-            regions.get(&u64::from_le_bytes(*number)).ok_or("it is not registered any more")?;
+        let (region, guard) = regions.get(&number.get()).ok_or("it is not registered any more")?;
         Ok(Imported::own(region.clone(), guard.clone()))
     }
 
@@ -173,6 +173,20 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 fn directory() -> MutexGuard<'static, HashMap<u64, Weak<Inbox>>> {
     static DEVICES: OnceLock<Mutex<HashMap<u64, Weak<Inbox>>>> = OnceLock::new();
     DEVICES.get_or_init(Mutex::default).lock()
+}
+
+/// Name of a region or a device among all processes.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Name {
+    process: [u8; 16],
+    number: U64,
+}
+
+impl Name {
+    fn of(number: u64) -> Self {
+        Self { process: this_process(), number: number.into() }
+    }
 }
 
 /// Returns a number that no other process has, by which an address names this very process.
@@ -383,9 +397,7 @@ impl LoopbackDevice {
 
 impl Device for LoopbackDevice {
     fn address(&self) -> AddressBlob {
-        let mut bytes = this_process().to_vec();
-        bytes.extend(self.inbox.id.to_le_bytes());
-        AddressBlob(bytes)
+        AddressBlob(Name::of(self.inbox.id).as_bytes().to_vec())
     }
 
     fn reach(&self, to: &AddressBlob) -> Reach {
@@ -495,8 +507,8 @@ impl Drop for LoopbackDevice {
 }
 
 fn parse(blob: &AddressBlob) -> Option<([u8; 16], u64)> {
-    let (process, rest) = blob.0.split_first_chunk::<16>()?;
-    Some((*process, u64::from_le_bytes(rest.try_into().ok()?)))
+    let Name { process, number } = Name::ref_from_bytes(&blob.0).ok()?;
+    Some((*process, number.get()))
 }
 
 #[cfg(test)]

@@ -93,6 +93,14 @@ fn choose(found: Vec<Interface>, wanted: &[&str]) -> io::Result<Vec<Interface>> 
     Ok(if others.is_empty() { loopback } else { others })
 }
 
+/// Returns an address as the 16 bytes of IPv6, mapped if it is one of IPv4.
+pub fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

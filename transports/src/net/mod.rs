@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`header`] | the first bytes of each message: which protocol, which version, which kind |
 //! | [`frames`] | messages on a stream of bytes, each with its length in front |
+//! | [`parts`] | structs and parts with a length, in the bytes of a message |
 //! | [`streams`] | a TCP connection that carries frames |
 //! | [`key`] | the unique name of a device |
 //! | [`packets`] | a Unix socket that carries records and file descriptors |
@@ -24,6 +25,7 @@ pub mod header;
 pub mod interfaces;
 pub mod key;
 pub mod packets;
+pub mod parts;
 pub mod pending;
 pub mod proof;
 pub mod streams;

@@ -5,46 +5,21 @@ use crate::mem::shared::Share;
 use crate::mem::{MapError, Region};
 use rustix::fs::{Mode, OFlags};
 use std::sync::Arc;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Content of a wire key: the memfd's location and the registration.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
 struct Key {
     /// The pid namespace of `pid`.
-    namespace: u64,
-    pid: u64,
-    fd: u64,
-    dev: u64,
-    ino: u64,
-    len: u64,
-    epoch: u64,
-}
-
-impl Key {
-    fn encode(self) -> WireKey {
-        let Self { namespace, pid, fd, dev, ino, len, epoch } = self;
-        WireKey(
-            [namespace, pid, fd, dev, ino, len, epoch]
-                .into_iter()
-                .flat_map(u64::to_le_bytes)
-                .collect(),
-        )
-    }
-
-    fn decode(key: &WireKey) -> Option<Self> {
-        let (words, []) = key.0.as_chunks::<8>() else { return None };
-        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
-        let mut next = || words.next();
-        let key = Self {
-            namespace: next()?,
-            pid: next()?,
-            fd: next()?,
-            dev: next()?,
-            ino: next()?,
-            len: next()?,
-            epoch: next()?,
-        };
-        next().is_none().then_some(key)
-    }
+    namespace: U64,
+    pid: U64,
+    fd: U64,
+    dev: U64,
+    ino: U64,
+    len: U64,
+    epoch: U64,
 }
 
 /// Ends a registration when dropped.
@@ -76,15 +51,15 @@ pub(crate) fn export_shared(share: &Share) -> Result<WireKey, String> {
     let found = share.whereabouts().ok_or("it is memory of another process")?;
     let namespace = namespace()?;
     let key = Key {
-        namespace,
-        pid: u64::from(std::process::id()),
-        fd: u64::from(found.fd),
-        dev: found.dev,
-        ino: found.ino,
-        len: found.len,
-        epoch: share.open(),
+        namespace: namespace.into(),
+        pid: u64::from(std::process::id()).into(),
+        fd: u64::from(found.fd).into(),
+        dev: found.dev.into(),
+        ino: found.ino.into(),
+        len: found.len.into(),
+        epoch: share.open().into(),
     };
-    Ok(key.encode())
+    Ok(WireKey(key.as_bytes().to_vec()))
 }
 
 /// Shared memory of another process, mapped.
@@ -109,7 +84,7 @@ pub(super) fn import(key: &WireKey) -> Result<Imported, MapError> {
 /// other's. The memfd must be the one that the key names, so a reused descriptor number is an
 /// error.
 pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, MapError> {
-    let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
+    let key = Key::ref_from_bytes(&key.0).map_err(|_| "its key is not one of this transport's")?;
     if key.namespace != namespace()? {
         return Err("it is in another pid namespace, whose processes are not seen here".into());
     }
@@ -119,10 +94,11 @@ pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, MapError> {
             .map_err(|error| MapError::of(&format!("{path} cannot be opened"), error))?;
     let stat =
         rustix::fs::fstat(&fd).map_err(|error| format!("{path} cannot be examined: {error}"))?;
-    if (stat.st_dev, stat.st_ino) != (key.dev, key.ino) {
+    if (stat.st_dev, stat.st_ino) != (key.dev.get(), key.ino.get()) {
         return Err("it is not there any more".into());
     }
-    Ok(FoundShared { region: Region::map_shared(&fd, key.len)?, epoch: key.epoch, inode: key.ino })
+    let region = Region::map_shared(&fd, key.len.get())?;
+    Ok(FoundShared { region, epoch: key.epoch.get(), inode: key.ino.get() })
 }
 
 #[cfg(test)]
@@ -154,20 +130,21 @@ mod tests {
     fn a_key_that_leads_nowhere_or_elsewhere_is_an_error() {
         let region = Region::shared(5000).unwrap();
         let exported = export(&region).unwrap();
-        let right = Key::decode(&exported.key).unwrap();
+        let right = *Key::ref_from_bytes(&exported.key.0).unwrap();
+        let encode = |key: Key| WireKey(key.as_bytes().to_vec());
         for wrong in [
-            Key { namespace: 1, ..right },
-            Key { pid: u64::MAX, ..right },
-            Key { fd: 1 << 40, ..right },
-            Key { fd: 0, ..right },
-            Key { ino: right.ino + 1, ..right },
-            Key { len: right.len + 1, ..right },
-            Key { len: u64::MAX, ..right },
+            Key { namespace: 1.into(), ..right },
+            Key { pid: u64::MAX.into(), ..right },
+            Key { fd: (1 << 40).into(), ..right },
+            Key { fd: 0.into(), ..right },
+            Key { ino: (right.ino.get() + 1).into(), ..right },
+            Key { len: (right.len.get() + 1).into(), ..right },
+            Key { len: u64::MAX.into(), ..right },
         ] {
-            assert!(import(&wrong.encode()).is_err(), "{wrong:?}");
+            assert!(import(&encode(wrong)).is_err(), "{wrong:?}");
         }
-        assert!(import(&Key { epoch: 77, ..right }.encode()).unwrap().region().is_none());
-        assert!(import(&Key { epoch: 0, ..right }.encode()).unwrap().region().is_none());
+        assert!(import(&encode(Key { epoch: 77.into(), ..right })).unwrap().region().is_none());
+        assert!(import(&encode(Key { epoch: 0.into(), ..right })).unwrap().region().is_none());
         for len in [0, 1, 55, 57, 64] {
             assert!(import(&WireKey(vec![1; len])).is_err());
         }

@@ -15,8 +15,8 @@ use crate::net::header::{BYE, FIRST_OWN, Protocol, REFUSAL, words};
 use crate::net::proof::{Claim, Key, Role};
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
-use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 256;
@@ -152,6 +152,14 @@ pub struct Address {
     pub name: Vec<u8>,
 }
 
+/// First bytes of an encoded address; the name follows.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct AddressHead {
+    boot: [u8; 16],
+    namespace: U64,
+}
+
 impl Address {
     /// Makes an address that no other device has.
     pub fn fresh(place: Place, identity: &Identity) -> Self {
@@ -170,21 +178,19 @@ impl Address {
 
     /// Returns the form that travels.
     pub fn encode(&self) -> AddressBlob {
-        let mut bytes = self.place.boot.to_vec();
-        bytes.extend(self.place.net_namespace.to_le_bytes());
-        bytes.extend(&self.name);
-        AddressBlob(bytes)
+        let head =
+            AddressHead { boot: self.place.boot, namespace: self.place.net_namespace.into() };
+        AddressBlob([head.as_bytes(), &self.name].concat())
     }
 
     /// Reads an address; `None` when the bytes cannot be one.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
-        let (boot, rest) = blob.0.split_first_chunk::<16>()?;
-        let (namespace, name) = rest.split_first_chunk::<8>()?;
+        let (AddressHead { boot, namespace }, name) = AddressHead::ref_from_prefix(&blob.0).ok()?;
         // 107: the room in the kernel's socket addresses.
         if name.is_empty() || name.len() > 107 {
             return None;
         }
-        let place = Place { boot: *boot, net_namespace: u64::from_le_bytes(*namespace) };
+        let place = Place { boot: *boot, net_namespace: namespace.get() };
         Some(Self { place, name: name.to_vec() })
     }
 }

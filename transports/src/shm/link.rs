@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
+use zerocopy::IntoBytes;
 
 /// Repeated calls of a receiver that hangs up during the greeting: it may have made room for
 /// others.
@@ -462,9 +463,9 @@ impl Sender {
         if bytes.len() > target.len() || copy_now(target, bytes).is_err() {
             return Some(Err(PushError::Unfit));
         }
-        let place =
-            ChunkPlace { chunk, len: u32::try_from(bytes.len()).unwrap_or(u32::MAX) }.encode();
-        let pushed = self.producer.push(KIND_CHUNK, header.0, MemRef::host(&place));
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let place = ChunkPlace { chunk: chunk.into(), len: len.into() };
+        let pushed = self.producer.push(KIND_CHUNK, header.0, MemRef::host(place.as_bytes()));
         if pushed.is_ok() {
             self.free &= !(1 << chunk);
             if let Some(lent) = self.lent.get_mut(chunk as usize) {

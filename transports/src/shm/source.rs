@@ -16,6 +16,8 @@ use crate::net::watched::Watched;
 use crate::sync::ring::{Consumer, Corrupt, Record};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A record whose payload is the message.
 pub(super) const KIND_INLINE: u8 = 1;
@@ -34,21 +36,11 @@ const RUN: u32 = 8;
 const REST: u32 = 32;
 
 /// Content of a chunk record's payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
 pub(super) struct ChunkPlace {
-    pub(super) chunk: u32,
-    pub(super) len: u32,
-}
-
-impl ChunkPlace {
-    pub(super) fn encode(self) -> [u8; 8] {
-        (u64::from(self.chunk) | u64::from(self.len) << 32).to_le_bytes()
-    }
-
-    fn decode(bytes: [u8; 8]) -> Self {
-        let word = u64::from_le_bytes(bytes);
-        Self { chunk: (word & 0xffff_ffff) as u32, len: (word >> 32) as u32 }
-    }
+    pub(super) chunk: U32,
+    pub(super) len: U32,
 }
 
 /// The reading end of a sender's ring.
@@ -276,12 +268,12 @@ fn receive(
             Ok(Some((header, Payload::Packet(packet))))
         }
         KIND_CHUNK => {
-            let mut place = [0; 8];
-            if record.len() != place.len() {
+            let mut place = ChunkPlace::new_zeroed();
+            if record.len() != size_of_val(&place) {
                 return Err(format!("a chunk record of {} bytes", record.len()));
             }
-            record.copy_to(&mut place);
-            let ChunkPlace { chunk, len } = ChunkPlace::decode(place);
+            record.copy_to(place.as_mut_bytes());
+            let (chunk, len) = (place.chunk.get(), place.len.get());
             let Some(bytes) = segment.chunk(chunk, len) else {
                 return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
             };

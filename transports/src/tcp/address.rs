@@ -1,9 +1,11 @@
 //! Published addresses of devices.
 
 use crate::contract::AddressBlob;
-use crate::net::interfaces::{self, Interface};
+use crate::net::interfaces::{self, Interface, octets};
 use crate::net::key::DeviceKey;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"CRT1";
 
@@ -23,35 +25,33 @@ pub struct Address {
     pub hosts: Vec<IpAddr>,
 }
 
+/// First bytes of an encoded address; those of its IP addresses follow.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 4],
+    key: [u8; 16],
+    boot: [u8; 16],
+    port: U16,
+}
+
 impl Address {
     /// Encodes the address for peers.
     pub fn encode(&self) -> AddressBlob {
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.key.0);
-        bytes.extend(self.boot);
-        bytes.extend(self.port.to_le_bytes());
-        for host in self.hosts.iter().take(MOST) {
-            bytes.extend(match host {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            });
-        }
-        AddressBlob(bytes)
+        let head = Head { magic: MAGIC, key: self.key.0, boot: self.boot, port: self.port.into() };
+        let hosts: Vec<_> = self.hosts.iter().take(MOST).map(|host| octets(*host)).collect();
+        AddressBlob([head.as_bytes(), hosts.as_flattened()].concat())
     }
 
     /// Decodes an address. Returns `None` if it is malformed.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
-        let (magic, rest) = blob.0.split_first_chunk::<4>()?;
-        let (key, rest) = rest.split_first_chunk::<16>()?;
-        let (boot, rest) = rest.split_first_chunk::<16>()?;
-        let (port, rest) = rest.split_first_chunk::<2>()?;
-        let (hosts, rest) = rest.as_chunks::<16>();
-        if *magic != MAGIC || !rest.is_empty() || hosts.is_empty() || hosts.len() > MOST {
+        let (head, rest) = Head::ref_from_prefix(&blob.0).ok()?;
+        let hosts = <[[u8; 16]]>::ref_from_bytes(rest).ok()?;
+        if head.magic != MAGIC || hosts.is_empty() || hosts.len() > MOST {
             return None;
         }
-        let ip = |octets: &[u8; 16]| Ipv6Addr::from(*octets).to_canonical();
-        let (port, hosts) = (u16::from_le_bytes(*port), hosts.iter().map(ip).collect());
-        Some(Self { key: DeviceKey(*key), boot: *boot, port, hosts })
+        let hosts = hosts.iter().map(|octets| Ipv6Addr::from(*octets).to_canonical()).collect();
+        Some(Self { key: DeviceKey(head.key), boot: head.boot, port: head.port.get(), hosts })
     }
 
     /// Returns the addresses to dial, those in a subnet of this machine first. A loopback address

@@ -1,9 +1,11 @@
 //! Published addresses of devices, and reachability between them.
 
 use crate::contract::{AddressBlob, Cost, Reach};
-use crate::net::interfaces;
+use crate::net::interfaces::{self, octets};
 use crate::net::key::DeviceKey;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"CRV1";
 
@@ -81,49 +83,48 @@ pub fn ip_of(gid: [u8; 16]) -> IpAddr {
     ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
 }
 
+/// First bytes of an encoded address; those of its IP addresses follow.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 4],
+    key: [u8; 16],
+    fabric: u8,
+    boot: [u8; 16],
+    gid: [u8; 16],
+    port: U16,
+}
+
 impl Address {
     /// Encodes the address for peers.
     pub fn encode(&self) -> AddressBlob {
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.key.0);
-        bytes.push(match self.fabric {
+        let fabric = match self.fabric {
             Fabric::InfiniBand => 1,
             Fabric::Ethernet => 2,
             Fabric::Simulated => 3,
-        });
-        bytes.extend(self.boot);
-        bytes.extend(self.gid);
-        bytes.extend(self.tcp_port.to_le_bytes());
-        for host in self.hosts.iter().take(MOST) {
-            match host.ip {
-                IpAddr::V4(ip) => bytes.extend(ip.to_ipv6_mapped().octets()),
-                IpAddr::V6(ip) => bytes.extend(ip.octets()),
-            }
-        }
-        AddressBlob(bytes)
+        };
+        let (key, boot, gid, port) = (self.key.0, self.boot, self.gid, self.tcp_port.into());
+        let head = Head { magic: MAGIC, key, fabric, boot, gid, port };
+        let hosts: Vec<_> = self.hosts.iter().take(MOST).map(|host| octets(host.ip)).collect();
+        AddressBlob([head.as_bytes(), hosts.as_flattened()].concat())
     }
 
     /// Decodes an address. Returns `None` if it is malformed.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
-        let (magic, rest) = blob.0.split_first_chunk::<4>()?;
-        let (key, rest) = rest.split_first_chunk::<16>()?;
-        let ([fabric], rest) = rest.split_first_chunk::<1>()?;
-        let (boot, rest) = rest.split_first_chunk::<16>()?;
-        let (gid, rest) = rest.split_first_chunk::<16>()?;
-        let (port, rest) = rest.split_first_chunk::<2>()?;
-        let (hosts, rest) = rest.as_chunks::<16>();
-        if *magic != MAGIC || !rest.is_empty() || hosts.is_empty() || hosts.len() > MOST {
+        let (head, rest) = Head::ref_from_prefix(&blob.0).ok()?;
+        let hosts = <[[u8; 16]]>::ref_from_bytes(rest).ok()?;
+        if head.magic != MAGIC || hosts.is_empty() || hosts.len() > MOST {
             return None;
         }
-        let fabric = match fabric {
+        let fabric = match head.fabric {
             1 => Fabric::InfiniBand,
             2 => Fabric::Ethernet,
             3 => Fabric::Simulated,
             _ => return None,
         };
         let hosts = hosts.iter().map(|&ip| Host::of(ip_of(ip))).collect();
-        let tcp_port = u16::from_le_bytes(*port);
-        Some(Self { key: DeviceKey(*key), fabric, boot: *boot, gid: *gid, tcp_port, hosts })
+        let (key, tcp_port) = (DeviceKey(head.key), head.port.get());
+        Some(Self { key, fabric, boot: head.boot, gid: head.gid, tcp_port, hosts })
     }
 
     /// Returns the cost of reaching a device of that address from this one, or the reason why it

@@ -16,9 +16,11 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach,
     RemotePlace, Submit, SubmitError,
 };
+use crate::net::parts::{self, Rest};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use zerocopy::little_endian::U16;
 
 const MAGIC: [u8; 4] = *b"CRVR";
 
@@ -37,24 +39,21 @@ pub(super) fn join(mut all: Vec<AddressBlob>) -> AddressBlob {
     }
     let mut bytes = MAGIC.to_vec();
     for AddressBlob(one) in all.iter().take(MOST) {
-        bytes.extend(u16::try_from(one.len()).unwrap_or(u16::MAX).to_le_bytes());
-        bytes.extend(one);
+        parts::push::<U16>(&mut bytes, one);
     }
     AddressBlob(bytes)
 }
 
 /// Returns the address of a rank's first NIC, and those of its others. `None`: it is no address.
 pub(super) fn split(blob: &AddressBlob) -> Option<(Address, Vec<Address>)> {
-    let Some(mut rest) = blob.0.strip_prefix(&MAGIC) else {
+    let Some(rest) = blob.0.strip_prefix(&MAGIC) else {
         return Address::decode(blob).map(|first| (first, Vec::new()));
     };
-    let mut all = Vec::new();
-    while let Some((len, behind)) = rest.split_first_chunk::<2>() {
-        let (one, behind) = behind.split_at_checked(u16::from_le_bytes(*len).into())?;
-        all.push(Address::decode(&AddressBlob(one.to_vec()))?);
-        rest = behind;
+    let (mut rest, mut all) = (Rest(rest), Vec::new());
+    while rest.end().is_none() {
+        all.push(Address::decode(&AddressBlob(rest.part::<U16>()?.to_vec()))?);
     }
-    if !rest.is_empty() || all.is_empty() || all.len() > MOST {
+    if all.is_empty() || all.len() > MOST {
         return None;
     }
     let first = all.remove(0);
