@@ -3,15 +3,6 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Per cent by which a count may exceed what is noted: the compiler's choices in other places move
-/// it by as much.
-const TOLERANCE: u64 = 3;
-
-/// Returns the limit of a count whose noted value is `noted`.
-pub(crate) fn at_most(noted: u64) -> u64 {
-    noted + noted * TOLERANCE / 100
-}
-
 /// Returns the reason if nothing can be counted here: `test` is this program's name for Cargo.
 pub(crate) fn why_not(test: &str) -> Option<String> {
     if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {

@@ -3,11 +3,11 @@
 //! seventh.
 //!
 //! Callgrind runs this program once more and counts them. Instructions of the mock's functions,
-//! and of their callees, are subtracted. Without release optimisation or valgrind, the test says
-//! so and counts nothing.
+//! and of their callees, are subtracted.
 
 use super::{Ground, mock, put};
-use crate::profile::{at_most, counted, why_not};
+use crate::profile::counted;
+use crate::report::Count;
 use crate::support::{Job, OverShm, built, connect, unstarted};
 use carrack::region::Region;
 use carrack::transports::gpu::{CopierState, Flavour};
@@ -28,27 +28,27 @@ const PASSES: u64 = 1000;
 const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
 
-/// Counted functions: test, function, number of calls, instructions of each call.
-const MOST: [(&str, &str, u64, u64); 10] = [
-    ("puts_in_their_role", "measured_puts", PUTS, 1290),
-    ("puts_in_their_role", "measured_ends", PUTS, 610),
+/// Counted functions: test, function, number of calls.
+const MEASURED: [(&str, &str, u64); 10] = [
+    ("puts_in_their_role", "measured_puts", PUTS),
+    ("puts_in_their_role", "measured_ends", PUTS),
     // Two copies are in flight, and progress queries the first one's event.
     // With a poll of TCP: under callgrind calls are so slow that no device is left alone.
-    ("puts_in_their_role", "measured_fruitless", PASSES, 800),
-    ("messages_in_their_role", "measured_send", MESSAGES, 1450),
+    ("puts_in_their_role", "measured_fruitless", PASSES),
+    ("messages_in_their_role", "measured_send", MESSAGES),
     // Until the copy is in flight.
-    ("messages_in_their_role", "measured_arrival", MESSAGES, 3220),
+    ("messages_in_their_role", "measured_arrival", MESSAGES),
     // The receiver asks for the copy three times, of which the last finds it over; and its sender
     // hears of it.
-    ("messages_in_their_role", "measured_message", MESSAGES, 6330),
+    ("messages_in_their_role", "measured_message", MESSAGES),
     // One that the resident copier takes: until its command is written.
-    ("copier_puts_in_their_role", "measured_copier_put", MESSAGES, 1500),
+    ("copier_puts_in_their_role", "measured_copier_put", MESSAGES),
     // Each piece of a batch that it takes.
-    ("batches_in_their_role", "measured_batch", BATCHES * PIECES, 68),
+    ("batches_in_their_role", "measured_batch", BATCHES * PIECES),
     // The same where they do not come in the order of their targets.
-    ("batches_in_their_role", "measured_shuffled", BATCHES * PIECES, 160),
+    ("batches_in_their_role", "measured_shuffled", BATCHES * PIECES),
     // Between host memory: with the copy itself.
-    ("batches_in_their_role", "measured_on_the_host", BATCHES * PIECES, 100),
+    ("batches_in_their_role", "measured_on_the_host", BATCHES * PIECES),
 ];
 
 /// Batches, and pieces of each.
@@ -249,23 +249,14 @@ fn warm_up(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
     ground.until(|| over.get() == wanted);
 }
 
-#[test]
-fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
-    if let Some(why) = why_not("costs") {
-        println!("skipped: {why}");
-        return;
-    }
-    let mut wrong = Vec::new();
-    for (role, name, times, most) in MOST {
+pub(crate) fn counts() -> Vec<Count> {
+    let count = |(role, name, times): (&str, &str, u64)| {
         let (role, path) =
             (format!("gpu_costs::instructions::{role}"), format!("{}::{name}", module_path!()));
-        let each = counted(&path, &role, ROLE, is_the_drivers) / times;
-        println!("{name}: {each} instructions, {most} noted");
-        if !(20..=at_most(most)).contains(&each) {
-            wrong.push((name, each, most));
-        }
-    }
-    assert!(wrong.is_empty(), "nothing was counted, or too much: {wrong:?}");
+        let all = counted(&path, &role, ROLE, is_the_drivers);
+        (name.replacen("measured", "gpu", 1), all / times)
+    };
+    MEASURED.into_iter().map(count).collect()
 }
 
 /// `cuMemcpyDtoDAsync_v2`, but no function of this library.

@@ -3,7 +3,7 @@
 
 #![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
 
-mod instructions;
+pub(crate) mod instructions;
 
 use crate::mock;
 use crate::support::{Job, OverShm, Watchdog, built, connect, unstarted};

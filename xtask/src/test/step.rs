@@ -59,10 +59,15 @@ impl Tier {
     }
 }
 
+/// Beginning of a line that a test reports by.
+const REPORT: &str = "report: ";
+
 /// Context of a step.
 pub(super) struct Context {
     pub(super) workspace: Workspace,
     pub(super) tally: Tally,
+    /// Lines of tests that begin with [`REPORT`], for the end of the run.
+    pub(super) reports: Vec<String>,
     /// Time limit of the running step.
     pub(super) limit: Duration,
 }
@@ -83,10 +88,11 @@ impl Context {
     /// filter that matches nothing tests nothing.
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
         say!("$ {}", children::spoken(command));
-        let mut tally = Tally::default();
+        let (mut tally, reports) = (Tally::default(), &mut self.reports);
         let result = children::run(command, self.limit, |line| {
             children::echo(line);
             tally.read(line);
+            reports.extend(line.starts_with(REPORT).then(|| line.to_owned()));
         });
         if result.is_err() {
             // A test that aborts its process, or does not compile, has no result line.

@@ -134,10 +134,17 @@ proptest! {
 #[test]
 fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
     let mut here = Side::new(0);
-    here.device.listen_later(&mut here.device.polling.lock(), Errno::MFILE);
     let port = Address::decode(&here.device.address()).unwrap().port;
     let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    assert!(rests(&here, SHORT));
+    let start = Instant::now();
+    loop {
+        here.device.listen_later(&mut here.device.polling.lock(), Errno::MFILE);
+        // On a busy machine the tick can come first.
+        if rests(&here, SHORT) {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the caller wakes the thread");
+    }
     here.poll_for(Duration::from_millis(200));
     assert!(!here.device.polling.lock().strangers.pending.is_empty());
 }
@@ -330,8 +337,11 @@ fn a_connection_that_is_polled_leaves_the_epoll_set_until_a_thread_sleeps() {
     assert_eq!(sides[1].poll().iter().filter_map(arrival).count(), 1);
     stream_apart(&link, &mut sides);
     // One that comes to rest without a sleep is watched again.
-    sides[1].poll_for(Duration::from_millis(20));
-    assert!(!is_apart(&sides[1]));
+    let start = Instant::now();
+    while is_apart(&sides[1]) {
+        sides[1].poll();
+        assert!(start.elapsed() < Duration::from_secs(20), "it stays out of the set");
+    }
     assert!(rests(&sides[1], SHORT) && send(&link, 0, 8));
     assert!(!rests(&sides[1], Duration::from_secs(20)), "the message is not told of");
 }
