@@ -48,7 +48,8 @@ fn to_text(settings: &Settings, info: &Value) -> Result<String, minijinja::Error
     let lines = settings.describe();
     let variables = lines.iter().map(|line| line.variable.len()).max();
     let values = lines.iter().map(|line| line.value.len()).max();
-    let reserved: Vec<_> = RESERVED.iter().map(|other| (other.variable, other.doc)).collect();
+    let reserved = RESERVED.iter().map(|other| (other.variable, other.set_by, other.doc));
+    let reserved: Vec<_> = reserved.collect();
     let more = context! { widths => [variables, values], reserved };
     let values = context! { ..more, ..minijinja::Value::from_serialize(info) };
     template::fill(include_str!("info.txt.jinja"), values)

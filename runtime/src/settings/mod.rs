@@ -28,8 +28,6 @@
 
 mod choice;
 mod declare;
-#[cfg(test)]
-mod document;
 mod resolve;
 mod table;
 

@@ -1,6 +1,6 @@
 //! The table of the runtime's own settings. A new one is an entry here: its field, accessor,
-//! setter, variable and line of `carrack info` all come from it. Transports have tables of their
-//! own.
+//! setter, variable, line of `carrack info` and row of docs/configuration.md all come from it.
+//! Transports have tables of their own.
 
 use super::SettingsBuilder;
 use super::choice::{BootstrapChoice, DumpChoice, GpuChoice, ProgressChoice};
@@ -28,11 +28,11 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Transports that may be used, the preferred one first.
+    /// Transports, the preferred first.
     transports: Vec<TransportChoice>, seen as &[TransportChoice],
         "CARRACK_TRANSPORT", List, TransportChoice::USUAL.to_vec();
 
-    /// Bytes of a packet; a longer message goes by rendezvous.
+    /// Size of a packet; a longer message uses rendezvous.
     packet_size: usize,
         "CARRACK_PACKET_SIZE", Bytes::between(256, 64 << 10).power_of_two(), 8 << 10;
 
@@ -40,21 +40,21 @@ settings! {
     packets_max: usize,
         "CARRACK_PACKETS_MAX", Count::of("packets", 16, 1 << 20), 1024;
 
-    /// Operations that the backlog of a peer holds before a post fails.
+    /// Operations in a peer's backlog before a post fails.
     backlog: usize,
         "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
 
-    /// Budget in bytes for messages without a receive; above half of it senders are told to hold.
-    /// Ranks of a job should have the same value.
+    /// Budget for messages without a receive; above half of it senders are told to hold.
+    /// Should be equal on all ranks.
     unexpected: usize,
         "CARRACK_UNEXPECTED", Bytes::between(4 << 10, 1 << 40), 8 << 20;
 
-    /// Operations of a device that wait for their receivers before a post is a retry. Ranks of a
-    /// job should have the same value.
+    /// Operations of a device that wait for their receivers before a post is a retry. Should be
+    /// equal on all ranks.
     offers: usize,
         "CARRACK_OFFERS", Count::of("operations", 16, 1 << 24), 128 << 10;
 
-    /// Progress by the program's own calls only, or also by a thread of the runtime.
+    /// Callers of progress; `thread` adds one of the runtime, so messages may change places.
     progress: ProgressChoice,
         "CARRACK_PROGRESS", Word, ProgressChoice::Caller;
 
@@ -62,87 +62,83 @@ settings! {
     dump: DumpChoice,
         "CARRACK_DUMP", Word, DumpChoice::Usr1;
 
-    /// Seconds after which a blocking collective reports a rank that waits in another group; 0:
-    /// never.
+    /// Seconds until a blocking collective reports a rank that waits in another group; 0: never.
     mismatch_seconds: usize,
         "CARRACK_MISMATCH_SECONDS", Count::of("seconds", 0, 1 << 20), 10;
 
-    /// Microseconds for which a waiting thread spins before it sleeps.
+    /// Time that a waiting thread spins before it sleeps.
     spin: Duration,
         "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);
 
-    /// GPUs to use; `auto` uses NVIDIA's once the program has initialised CUDA.
-    gpu: GpuChoice,
-        "CARRACK_GPU", Word, GpuChoice::Auto;
-
-    /// Copies of at most 8 KiB between GPUs by a resident kernel, which ends about 1 ms after the
-    /// last one; not on a GPU that several such ranks share. A rank that turns it on does so for
-    /// all ranks of its process.
-    gpu_copier: bool,
-        "CARRACK_GPU_COPIER", Flag, false;
-
-    /// Simulated devices that the fake GPU has.
-    fake_gpus: usize,
-        "CARRACK_FAKE_GPUS", Count::of("devices", 1, 16), 2;
-
-    /// Events that one call of progress takes from a device.
+    /// Events that one progress call takes from a device.
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 
-    /// Where a process finds its job: auto takes the first that is there, alone makes a process of
-    /// mpiexec, mpirun or srun a job of one, the others demand one. It has no effect on ranks of
-    /// `carrack run`.
+    /// GPUs to use. `auto`: NVIDIA's once the program has initialised CUDA; `cuda` initialises it
+    /// at the start and fails without a GPU; `fake` simulates; `none` ignores all.
+    gpu: GpuChoice,
+        "CARRACK_GPU", Word, GpuChoice::Auto;
+
+    /// Resident copier for small copies between GPUs.
+    gpu_copier: bool,
+        "CARRACK_GPU_COPIER", Flag, false;
+
+    /// Simulated devices of `CARRACK_GPU=fake`.
+    fake_gpus: usize,
+        "CARRACK_FAKE_GPUS", Count::of("devices", 1, 16), 2;
+
+    /// Source of the job, except under `carrack run`. `auto`: the first that is there; `alone`: a
+    /// job of one rank.
     bootstrap: BootstrapChoice,
         "CARRACK_BOOTSTRAP", Word, BootstrapChoice::Auto;
 
-    /// Port of rank 0, except under `carrack run`; 0: 1000 above MASTER_PORT, one made of Slurm's
-    /// job and step, or with PMI and PMIx one that the kernel chooses.
+    /// Port of rank 0, except under `carrack run`; 0: the launcher's.
     port: usize,
         "CARRACK_PORT", Port, 0;
 
-    /// Seconds for which the ranks of such a job wait for each other.
+    /// Seconds for ranks to find each other, except under `carrack run`.
     bootstrap_timeout: usize,
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
 
-    /// File of libpmix, for jobs of PMIx; auto: looked for.
+    /// File of libpmix; `auto`: looked for.
     pmix: String, seen as &str,
         "CARRACK_PMIX", Text::such_as("/usr/lib/libpmix.so.2"), "auto".into();
 
-    /// Refuses a job whose ranks have no secret.
+    /// Refuses a job without a secret.
     require_secret: bool,
         "CARRACK_REQUIRE_SECRET", Flag, false;
 }
 
-/// A `CARRACK_*` variable that is no setting: another program reads it, and [`Settings`] accepts
-/// it.
+/// A `CARRACK_*` variable that is no setting, and that [`Settings`] accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reserved {
     /// The variable.
     pub variable: &'static str,
-    /// The program that sets it, and its purpose.
+    /// The program or person that sets it.
+    pub set_by: &'static str,
+    /// Its meaning.
     pub doc: &'static str,
 }
 
-/// Variables that the launcher sets, the job's secret, which is never shown, and variables of the
-/// simulated NIC and of the carrack command.
+const fn reserved(variable: &'static str, set_by: &'static str, doc: &'static str) -> Reserved {
+    Reserved { variable, set_by, doc }
+}
+
+/// Variables that are no settings. The job's secret is never shown.
 pub const RESERVED: &[Reserved] = &[
-    Reserved { variable: "CARRACK_RANK", doc: "Rank of this process; set by the launcher." },
-    Reserved { variable: "CARRACK_SIZE", doc: "Number of ranks of the job; set by the launcher." },
-    Reserved {
-        variable: "CARRACK_BOOTSTRAP_FD",
-        doc: "Descriptor of the socket to the launcher; set by the launcher.",
-    },
-    Reserved {
-        variable: "CARRACK_JOB_SECRET",
-        doc: "Secret by which ranks know each other that no launcher of ours has started.",
-    },
-    Reserved {
-        variable: "CARRACK_SIMULATED_FABRIC",
-        doc: "Network that simulated NICs are plugged into; read by these.",
-    },
-    Reserved {
-        variable: "CARRACK_LOG",
-        doc: "What the carrack command logs on stderr, as a filter of the tracing crate; RUST_LOG \
-            where it is not set, else warn.",
-    },
+    reserved("CARRACK_RANK", "carrack run", "Rank of the process."),
+    reserved("CARRACK_SIZE", "carrack run", "Number of ranks."),
+    reserved("CARRACK_BOOTSTRAP_FD", "carrack run", "Socket to the launcher."),
+    reserved("CARRACK_TRIAL", "Carrack", "Trial to make."),
+    reserved(
+        "CARRACK_JOB_SECRET",
+        "user",
+        "Secret of a job by torchrun's or Slurm's variables, or `--nodes`; at least 16 bytes.",
+    ),
+    reserved("CARRACK_SIMULATED_FABRIC", "user", "Network that simulated NICs belong to."),
+    reserved(
+        "CARRACK_LOG",
+        "user",
+        "Log filter of the `carrack` command, else `RUST_LOG` or `warn`.",
+    ),
 ];

@@ -14,7 +14,7 @@ crate::declare_settings! {
         shm_chunks: usize,
             "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
 
-        /// Copies of large messages from process to process by the kernel, where it allows that.
+        /// Lets the kernel copy long messages between processes, where permitted.
         kernel_copy: AutoChoice,
             "CARRACK_KERNEL_COPY", Word, AutoChoice::Auto;
     }
