@@ -12,13 +12,14 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use carrack_transports::net::interfaces;
+use carrack_transports::net::sockets;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::MAX_JOB;
 use super::error::BootstrapError;
 use super::job::JobId;
-use super::tcp::{FromEnvironment, Invitation, JobKey, join, variables};
+use super::tcp::{FromEnvironment, Invitation, JobKey, variables};
 use crate::settings::Settings;
 
 /// The place of a process in its job, as the launcher tells it.
@@ -107,7 +108,7 @@ fn open(size: u32, settings: &Settings) -> Result<(TcpListener, Card), Bootstrap
     let port = variables::chosen_port(settings).unwrap_or(0);
     let failed =
         |source| BootstrapError::Listen { address: format!("port {port} of this machine"), source };
-    let listener = join::listen_everywhere(port).map_err(failed)?;
+    let listener = sockets::listen_everywhere(port, true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let looking = |source| BootstrapError::Os { doing: "listing this machine's addresses", source };
     let only = settings.of_transports().tcp().tcp_interface();

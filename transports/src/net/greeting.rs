@@ -131,3 +131,48 @@ impl Greeting {
         Ok(())
     }
 }
+
+/// A connection that was accepted: its other side proves itself, and then says something.
+#[derive(Debug)]
+pub struct Caller<C> {
+    /// The connection.
+    pub channel: C,
+    /// Until both sides are proved.
+    greeting: Option<Box<Greeting>>,
+    session: Option<Box<Session>>,
+}
+
+impl<C: Carrier> Caller<C> {
+    /// Wraps a connection on which the greeting is still to be done.
+    pub fn new(channel: C, greeting: Greeting) -> Self {
+        Self { channel, greeting: Some(Box::new(greeting)), session: None }
+    }
+
+    /// Goes on with the proof. Returns the connection with its session once both sides are proved.
+    ///
+    /// # Errors
+    /// The reason why it is not proved; `None` if it has gone.
+    pub fn prove(&mut self) -> Result<Option<(&mut C, &Session)>, Option<String>> {
+        if let Some(greeting) = &mut self.greeting {
+            match greeting.advance(&mut self.channel) {
+                Ok(Progress::Waiting | Progress::Short(_)) => return Ok(None),
+                Ok(Progress::Proven(session)) => {
+                    (self.greeting, self.session) = (None, Some(session));
+                }
+                Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => return Err(None),
+                Err(why) => return Err(Some(why.to_string())),
+            }
+        }
+        Ok(self.session.as_deref().map(|session| (&mut self.channel, session)))
+    }
+
+    /// Returns the session, if both sides are proved.
+    pub fn into_proved(self) -> (C, Option<Box<Session>>) {
+        (self.channel, self.session)
+    }
+
+    /// Returns `true` if both sides are proved.
+    pub fn is_proved(&self) -> bool {
+        self.session.is_some()
+    }
+}

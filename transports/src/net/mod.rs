@@ -5,6 +5,7 @@
 //! | [`header`] | the first bytes of each message: which protocol, which version, which kind |
 //! | [`frames`] | messages on a stream of bytes, each with its length in front |
 //! | [`parts`] | structs and parts with a length, in the bytes of a message |
+//! | [`sockets`] | TCP sockets, dialled, listening and kept alive |
 //! | [`streams`] | a TCP connection that carries frames |
 //! | [`key`] | the unique name of a device |
 //! | [`packets`] | a Unix socket that carries records and file descriptors |
@@ -28,6 +29,7 @@ pub mod packets;
 pub mod parts;
 pub mod pending;
 pub mod proof;
+pub mod sockets;
 pub mod streams;
 pub mod watched;
 

@@ -11,6 +11,12 @@ use std::time::{Duration, Instant};
 /// and the program's files.
 const PART: u64 = 4;
 
+/// Pending connections of a device, or twice the number of ranks where that is more.
+const CALLERS: usize = 1024;
+
+/// Time in which a caller of a device proves itself. A rank that computes for longer calls again.
+pub const PROOF: Duration = Duration::from_secs(600);
+
 /// Time between two lines about connections that were refused.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
@@ -50,6 +56,12 @@ impl<T> Pending<T> {
             turned_away: 0,
             told: None,
         }
+    }
+
+    /// Creates an empty set for a device of a job of this number of ranks, all of which may call at
+    /// the same time.
+    pub fn of_ranks(ranks: u32) -> Self {
+        Self::new(CALLERS.max(2 * ranks as usize), PROOF)
     }
 
     /// Returns the place that has to go before another connection is admitted, if there is no room.

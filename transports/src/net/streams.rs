@@ -2,17 +2,13 @@
 
 use super::frames::{Inbox, Outbox};
 use super::greeting::{Carrier, Fault};
-use super::is_shortage;
+use super::{is_shortage, sockets};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
-
-/// Connections that the kernel keeps until they are accepted. It lowers that to
-/// `net.core.somaxconn`.
-const QUEUE: i32 = 4096;
 
 /// Bytes that are read at a time.
 const READ: usize = 16 << 10;
@@ -43,15 +39,7 @@ impl TcpChannel {
     /// # Errors
     /// This process has no descriptor left, or the address cannot be dialled at all.
     pub fn dial(to: SocketAddr, limits: Limits) -> io::Result<Self> {
-        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket =
-            rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-        match rustix::net::connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => {}
-            Err(error) => return Err(error.into()),
-        }
-        Self::over(socket.into(), limits)
+        Self::over(sockets::dial(to, |_| Ok(()))?, limits)
     }
 
     /// The end of a connection that was accepted, or made elsewhere.
@@ -61,12 +49,7 @@ impl TcpChannel {
     pub fn over(stream: TcpStream, limits: Limits) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        // A quarter of it in silence, then six questions.
-        let quarter = limits.silence / 4;
-        sockopt::set_tcp_keepidle(&stream, quarter)?;
-        sockopt::set_tcp_keepintvl(&stream, quarter / 2)?;
-        sockopt::set_tcp_keepcnt(&stream, 6)?;
+        sockets::keep_alive(&stream, limits.silence)?;
         // The same where something is on its way: then the kernel does not ask, and tries for a
         // quarter of an hour.
         let silence = u32::try_from(limits.silence.as_millis()).unwrap_or(u32::MAX);
@@ -92,6 +75,21 @@ impl TcpChannel {
     /// Bytes that wait to be written.
     pub fn unwritten(&self) -> usize {
         self.outbox.len()
+    }
+
+    /// Returns `true` once the other side has taken the call.
+    ///
+    /// # Errors
+    /// Nobody listens there, or the address is out of reach.
+    pub fn is_connected(&self) -> io::Result<bool> {
+        sockopt::socket_error(&self.stream)??;
+        Ok(self.peer().is_some())
+    }
+
+    /// Returns `true` if the socket is connected to itself: the kernel chose the dialled port for
+    /// this end, too.
+    pub fn is_to_itself(&self) -> bool {
+        self.peer().is_some() && self.peer() == self.stream.local_addr().ok()
     }
 
     /// Returns the address of the other end.
@@ -168,49 +166,6 @@ impl AsFd for TcpChannel {
     }
 }
 
-/// Listens at that address, or at all of this machine's.
-///
-/// # Errors
-/// The kernel's.
-pub fn listen(at: Option<SocketAddr>) -> io::Result<TcpListener> {
-    let listener = match at {
-        Some(address) => TcpListener::bind(address)?,
-        None => return listen_at(0),
-    };
-    ready(listener)
-}
-
-/// Listens at a port of all of this machine's addresses; 0: at one that the kernel chooses.
-///
-/// # Errors
-/// The kernel's.
-pub fn listen_at(port: u16) -> io::Result<TcpListener> {
-    // A socket for both families; where there is no IPv6, one for the other.
-    let listener = TcpListener::bind((IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
-    ready(match listener {
-        Err(error) if error.kind() != ErrorKind::AddrInUse => {
-            TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))?
-        }
-        bound => bound?,
-    })
-}
-
-fn ready(listener: TcpListener) -> io::Result<TcpListener> {
-    // All ranks of a job may connect at the same time. The standard library lets 128 wait; the
-    // system grants what it allows.
-    rustix::net::listen(&listener, QUEUE)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-/// Closes a listener. Callers are refused from now on, also where a forked child has it too.
-pub fn close(listener: Option<TcpListener>) {
-    if let Some(listener) = listener {
-        // It fails only for a socket that does not listen.
-        let _ = rustix::net::shutdown(&listener, Shutdown::Both);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::greeting::{Failure, Greeting, Progress};
@@ -218,6 +173,7 @@ mod tests {
     use super::super::proof::{Claim, Key, Role, Session, Unproven};
     use super::*;
     use std::io::Write;
+    use std::net::TcpListener;
 
     const LIMITS: Limits =
         Limits { longest: 300, unwritten: 2400, silence: Duration::from_secs(40) };

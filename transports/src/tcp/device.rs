@@ -21,7 +21,7 @@ use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::interfaces::{self};
 use crate::net::key::DeviceKey;
-use crate::net::streams;
+use crate::net::sockets;
 use crate::shm::handshake::Place;
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
@@ -499,7 +499,7 @@ impl Device for TcpDevice {
         }
         self.shared.flusher.end();
         let mut polling = self.polling.lock();
-        streams::close(polling.listener.take());
+        sockets::close(polling.listener.take());
         // Those that wait here hear no answer any more.
         polling.strangers = Strangers::of(self.shared.identity.ranks);
         polling.crossed.clear();

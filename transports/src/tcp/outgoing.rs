@@ -16,6 +16,7 @@ use super::wire::Hello;
 use crate::clock::ticks;
 use crate::contract::{DownCause, Event, OpFailure, PeerId};
 use crate::net::key::DeviceKey;
+use crate::net::sockets;
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -508,7 +509,7 @@ impl Outgoing {
 /// peer counts as gone: another connection is tried for the other half, or for what the shortest
 /// keepalive leaves.
 pub(super) fn heard_at(socket: &impl AsFd, timeout: Duration) -> Instant {
-    let longest = socket::SHORTEST.max(timeout / 2);
+    let longest = sockets::SHORTEST.max(timeout / 2);
     let silent = socket::since_answer(socket).unwrap_or_default().min(longest);
     let now = Instant::now();
     now.checked_sub(silent).unwrap_or(now)

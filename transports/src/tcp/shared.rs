@@ -4,7 +4,7 @@ use super::address::Address;
 use super::flusher::Flusher;
 use super::outgoing::Outgoing;
 use super::windows::Windows;
-use super::{Options, socket, wire};
+use super::{Options, wire};
 use crate::contract::{Batch, DownCause, Event, Identity, PeerId};
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -12,6 +12,7 @@ use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
 use crate::net::key::DeviceKey;
 use crate::net::proof::Role;
+use crate::net::sockets;
 use crate::net::watched::Watched;
 use crate::sync::Sleepers;
 use parking_lot::Mutex;
@@ -84,7 +85,7 @@ impl Shared {
     /// Watches a connection that has come up, under the place of its ends.
     pub(super) fn serve(&self, socket: TcpStream, index: u32) -> Result<Arc<Connection>, Errno> {
         let connection = self.connection(socket);
-        socket::keep_alive(&connection, self.options.timeout / 2)?;
+        sockets::keep_alive(&connection, self.options.timeout / 2)?;
         self.rewatch(connection.as_fd(), LINK | u64::from(index), READS)?;
         Ok(connection)
     }

@@ -1,16 +1,14 @@
 //! Sockets of links: options, and transfers from and to memory that is no slice of this process's
 //! alone.
 //!
-//! Each transfer is a system call. By io_uring 8 bytes took longer: 5.6 to 7.0 us one way where the
-//! task's work is run by its own calls (`IORING_SETUP_DEFER_TASKRUN`), 17 to 23 where the kernel
-//! interrupts it, and 4.5 to 7.6 by `send` and `recv` (nine rounds between two namespaces, 2 cores
-//! of an AMD EPYC, Linux 6.18, 2026-11-26).
+//! Each transfer is a system call (`docs/adr/0015-tcp-by-system-calls.md`).
 
 #![expect(unsafe_code, reason = "memory that peers or other threads may write is read by address")]
 
 use crate::mem::{MemMut, MemRef};
+use crate::net::sockets;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::sockopt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -95,17 +93,11 @@ fn count(result: isize) -> Result<usize, Errno> {
 /// # Errors
 /// The kernel's.
 pub(super) fn dial(to: SocketAddr, congestion: &str) -> Result<TcpStream, Errno> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    if !congestion.is_empty() {
+    sockets::dial(to, |socket| match congestion {
+        "" => Ok(()),
         // Set before the connection is made: the pacing of some stays on if it is set later.
-        sockopt::set_tcp_congestion(&socket, congestion)?;
-    }
-    match rustix::net::connect(&socket, &to) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
-        Err(error) => Err(error),
-    }
+        name => sockopt::set_tcp_congestion(socket, name),
+    })
 }
 
 /// Listens at a port of the range `A-B`, or at one that the kernel chooses.
@@ -118,7 +110,7 @@ pub(super) fn listen(ports: &str, congestion: &str) -> io::Result<TcpListener> {
         format!("CARRACK_PORTS is {ports:?}, no range such as 40000-40999"),
     );
     for port in range(ports).ok_or_else(|| io::Error::new(last.kind(), last.to_string()))? {
-        match crate::net::streams::listen_at(port) {
+        match sockets::listen_everywhere(port, true) {
             Ok(listener) => {
                 if !congestion.is_empty() {
                     sockopt::set_tcp_congestion(&listener, congestion).map_err(|error| {
@@ -143,27 +135,6 @@ pub(super) fn range(ports: &str) -> Option<std::ops::RangeInclusive<u16>> {
     let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
     let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
     (0 < first && first <= last).then_some(first..=last)
-}
-
-/// Shortest time after which [`keep_alive`] ends a connection. The kernel counts whole seconds.
-pub(super) const SHORTEST: Duration = Duration::from_secs(2);
-
-/// Has the kernel ask a silent peer's kernel whether it is there, so that the connection ends
-/// after `limit` without an answer, or [`SHORTEST`] where that is more.
-///
-/// # Errors
-/// The kernel's.
-pub(super) fn keep_alive(socket: &TcpStream, limit: Duration) -> Result<(), Errno> {
-    let limit = limit.as_secs();
-    let (silence, pause) = ((limit / 2).max(1), (limit / 8).max(1));
-    // With a limit of three seconds or more, one lost question does not end a connection.
-    let questions = (limit.saturating_sub(silence) / pause).clamp(1, 4);
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, Duration::from_secs(silence))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(pause))?;
-    sockopt::set_tcp_keepcnt(socket, u32::try_from(questions).unwrap_or(1))?;
-    // A peer that merely does not read answers, and is not cut off.
-    sockopt::set_tcp_user_timeout(socket, 0)
 }
 
 /// Drops what has come. A sender that goes on for ever is not waited for.
@@ -250,17 +221,9 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peers_connection_ends_within_the_limit() {
+    fn a_connection_at_rest_has_been_answered_and_stalls_on_nothing() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        for (millis, most) in [(500, 2), (2500, 2), (4000, 4), (15_000, 15), (60_000, 60)] {
-            keep_alive(&socket, Duration::from_millis(millis)).unwrap();
-            let questions = sockopt::tcp_keepcnt(&socket).unwrap();
-            let pause = sockopt::tcp_keepintvl(&socket).unwrap();
-            let ends = sockopt::tcp_keepidle(&socket).unwrap() + questions * pause;
-            assert!(ends <= Duration::from_secs(most), "{millis} ms: {ends:?}");
-            assert!(questions > u32::from(millis >= 3000), "{millis} ms: {questions} questions");
-        }
         assert!(since_answer(&socket).unwrap() < Duration::from_secs(60));
         assert_eq!(stalled(&socket), None);
     }

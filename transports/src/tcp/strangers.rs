@@ -3,9 +3,9 @@
 use super::shared::{STRANGER, Shared};
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;
-use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
+use crate::net::greeting::{Caller, Carrier, Fault};
 use crate::net::key::DeviceKey;
-use crate::net::pending::Pending;
+use crate::net::pending::{PROOF, Pending};
 use crate::net::proof::{Claim, Role};
 use crate::net::streams::TcpChannel;
 use rustix::event::epoll::EventFlags;
@@ -14,14 +14,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Bound of pending connections, or twice the number of ranks where that is more. Beyond it the
-/// oldest goes.
-const MOST: usize = 1024;
-
-/// Time in which a connection has to prove itself. A rank that computes for longer dials again.
-const PATIENCE: Duration = Duration::from_secs(600);
-
-/// The same where this process lacks a descriptor.
+/// Time in which a connection proves itself where this process lacks a descriptor.
 const HASTE: Duration = Duration::from_secs(2);
 
 /// The pending connections of a device.
@@ -32,11 +25,8 @@ pub(super) struct Strangers {
 
 #[derive(Debug)]
 pub(super) struct Stranger {
-    channel: TcpChannel,
+    caller: Caller<TcpChannel>,
     from: SocketAddr,
-    /// Until both sides are proved.
-    greeting: Option<Box<Greeting>>,
-    claim: Claim,
 }
 
 /// A connection of a rank of the job, with the link that it introduces.
@@ -52,8 +42,7 @@ pub(super) struct Guest {
 
 impl Strangers {
     pub(super) fn of(ranks: u32) -> Self {
-        let most = MOST.max(2 * ranks as usize);
-        Self { pending: Pending::new(most, PATIENCE) }
+        Self { pending: Pending::of_ranks(ranks) }
     }
 
     /// Takes in a connection, and returns its place.
@@ -65,13 +54,13 @@ impl Strangers {
     ) -> Result<u32, Errno> {
         let channel = TcpChannel::over(socket, wire::limits(shared.options.timeout))
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        let greeting = Some(Box::new(shared.greeting(Role::Listener)?));
-        let stranger = Stranger { channel, from, greeting, claim: Claim::default() };
+        let caller = Caller::new(channel, shared.greeting(Role::Listener)?);
+        let stranger = Stranger { caller, from };
         let place = self.pending.admit(stranger, Instant::now());
         if let Some(stranger) = self.pending.get(place) {
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
             let watched =
-                shared.watch(stranger.channel.as_fd(), STRANGER | u64::from(place), changes);
+                shared.watch(stranger.caller.channel.as_fd(), STRANGER | u64::from(place), changes);
             if let Err(error) = watched {
                 self.pending.take(place);
                 return Err(error);
@@ -82,16 +71,17 @@ impl Strangers {
 
     /// Takes out those that have not proved themselves for a while: a descriptor is lacking.
     pub(super) fn hasten(&mut self) {
-        self.pending.expire(Instant::now() + (PATIENCE - HASTE));
+        self.pending.expire(Instant::now() + (PROOF - HASTE));
     }
 
     /// Goes on with a connection. Returns it when it has proved itself and named its link.
     pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Option<Guest> {
         let stranger = self.pending.get_mut(place)?;
-        match stranger.hear(shared) {
+        match hear(&mut stranger.caller, shared.identity.ranks) {
             Ok(None) => None,
-            Ok(Some(hello)) => {
-                let Stranger { channel, mut from, claim, .. } = self.pending.take(place)?;
+            Ok(Some((claim, hello))) => {
+                let Stranger { caller, mut from } = self.pending.take(place)?;
+                let (channel, _) = caller.into_proved();
                 from.set_port(u16::try_from(claim.number.get()).unwrap_or(0));
                 let (peer, device) = (PeerId(claim.rank.get()), DeviceKey(claim.device));
                 Some(Guest { channel, peer, device, hello, home: from })
@@ -100,7 +90,7 @@ impl Strangers {
                 let mut stranger = self.pending.take(place)?;
                 if let Some(why) = why {
                     // It hears the reason if it still listens.
-                    let _ = stranger.channel.say(&PROTOCOL.refusal(&why));
+                    let _ = stranger.caller.channel.say(&PROTOCOL.refusal(&why));
                     self.pending.refused(&stranger.from.to_string(), &why, Instant::now());
                 }
                 None
@@ -109,32 +99,25 @@ impl Strangers {
     }
 }
 
-impl Stranger {
-    /// Returns its introduction when that has come. `Err(None)`: it has gone.
-    fn hear(&mut self, shared: &Shared) -> Result<Option<wire::Hello>, Option<String>> {
-        if let Some(greeting) = &mut self.greeting {
-            match greeting.advance(&mut self.channel) {
-                Ok(Progress::Waiting | Progress::Short(_)) => return Ok(None),
-                Ok(Progress::Proven(session)) => {
-                    let claim = session.peer;
-                    let (rank, ranks) = (claim.rank.get(), claim.ranks.get());
-                    if ranks != shared.identity.ranks || rank >= ranks {
-                        return Err(Some(format!(
-                            "it claims to be rank {rank} of {ranks}; this job has {}",
-                            shared.identity.ranks
-                        )));
-                    }
-                    (self.claim, self.greeting) = (claim, None);
-                }
-                Err(Failure::Gone(_)) => return Err(None),
-                Err(Failure::Unproven(why)) => return Err(Some(why.to_string())),
-            }
-        }
-        match self.channel.hear(PROTOCOL.longest) {
-            Ok(None) | Err(Fault::Short(_)) => Ok(None),
-            Ok(Some(message)) => wire::Hello::read(wire::HELLO, &message).map(Some).map_err(Some),
-            Err(Fault::Gone(_)) => Err(None),
-            Err(Fault::Wrong(why)) => Err(Some(why)),
-        }
+/// Returns a caller's claim and introduction when these have come. `Err(None)`: it has gone.
+fn hear(
+    caller: &mut Caller<TcpChannel>,
+    ranks: u32,
+) -> Result<Option<(Claim, wire::Hello)>, Option<String>> {
+    let Some((channel, session)) = caller.prove()? else { return Ok(None) };
+    let claim = session.peer;
+    let (rank, of) = (claim.rank.get(), claim.ranks.get());
+    if of != ranks || rank >= ranks {
+        let why = format!("it claims to be rank {rank} of {of}; this job has {ranks}");
+        return Err(Some(why));
+    }
+    match channel.hear(PROTOCOL.longest) {
+        Ok(None) | Err(Fault::Short(_)) => Ok(None),
+        Ok(Some(message)) => match wire::Hello::read(wire::HELLO, &message) {
+            Ok(hello) => Ok(Some((claim, hello))),
+            Err(why) => Err(Some(why)),
+        },
+        Err(Fault::Gone(_)) => Err(None),
+        Err(Fault::Wrong(why)) => Err(Some(why)),
     }
 }

@@ -23,6 +23,7 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::key::DeviceKey;
+use crate::net::sockets;
 use crate::sync::BiasedLock;
 use crate::upkeep::Upkeep;
 use rustix::event::Timespec;
@@ -143,7 +144,11 @@ impl RdmaDevice {
             return Err(failed("nothing could be received", why));
         }
         let key = DeviceKey::fresh().map_err(|error| system(error.into()))?;
-        let listener = crate::net::streams::listen(at(&shared)).map_err(system)?;
+        let listener = match at(&shared) {
+            Some(address) => sockets::listen(address, true),
+            None => sockets::listen_everywhere(0, true),
+        };
+        let listener = listener.map_err(system)?;
         let tcp_port = listener.local_addr().map_err(system)?.port();
         let hosts = hosts(&shared);
         if hosts.is_empty() {
@@ -477,7 +482,7 @@ impl Polling {
         self.opened = None;
         self.partings.clear();
         self.strangers = Strangers::of(self.shared.identity.ranks);
-        crate::net::streams::close(self.listener.take());
+        sockets::close(self.listener.take());
         // All queue pairs are gone: no packet is received into any more.
         self.receives.close();
     }

@@ -7,35 +7,20 @@ use super::entries::Phase;
 use super::meeting::is_lack;
 use super::wire::{End, Message, greeting};
 use crate::contract::PeerId;
-use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::greeting::Caller;
 use crate::net::key::DeviceKey;
 use crate::net::pending::Pending;
-use crate::net::proof::{Role, Session, Unproven};
+use crate::net::proof::{Role, Session};
 use std::io;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
-
-/// Bound of callers that have not proved themselves, or twice the number of ranks where that is
-/// more. Beyond it the oldest has to go.
-const MOST_STRANGERS: usize = 1024;
-/// Time in which a caller has to prove itself. A rank that computes for longer calls again.
-const PATIENCE: Duration = Duration::from_secs(600);
+use std::time::Instant;
 
 /// Callers without a connection so far.
 #[derive(Debug)]
 pub(super) struct Strangers {
-    pending: Pending<Stranger>,
+    pending: Pending<Caller<Channel>>,
     /// Proved callers whose older connection here has to end first.
     held: Vec<Guest>,
-}
-
-/// A caller that has not introduced its end.
-#[derive(Debug)]
-struct Stranger {
-    channel: Channel,
-    /// Until both sides are proved.
-    greeting: Option<Box<Greeting>>,
-    session: Option<Box<Session>>,
 }
 
 /// A caller that has shown that it belongs to the job.
@@ -49,10 +34,8 @@ pub(super) struct Guest {
 }
 
 impl Strangers {
-    /// Creates the state for a job of this number of ranks, all of which may call at the same time.
     pub(super) fn of(ranks: u32) -> Self {
-        let most = MOST_STRANGERS.max(2 * ranks as usize);
-        Self { pending: Pending::new(most, PATIENCE), held: Vec::new() }
+        Self { pending: Pending::of_ranks(ranks), held: Vec::new() }
     }
 
     /// Keeps a guest until the older connection of its device has ended. An earlier one of that
@@ -69,39 +52,31 @@ impl Strangers {
     }
 }
 
-impl Stranger {
-    /// Goes as far as the introduction of its end, if that has come. `Err(None)`: it has gone.
-    fn hear(&mut self, packet_size: usize, ranks: u32) -> Result<Option<End>, Option<String>> {
-        if let Some(greeting) = &mut self.greeting {
-            match greeting.advance(&mut self.channel) {
-                Ok(Progress::Waiting | Progress::Short(_)) => return Ok(None),
-                Ok(Progress::Proven(session)) => {
-                    (self.greeting, self.session) = (None, Some(session));
-                }
-                Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => return Err(None),
-                Err(why) => return Err(Some(why.to_string())),
-            }
+/// Goes as far as the introduction of a caller's end, if that has come. `Err(None)`: it has gone.
+fn hear(
+    caller: &mut Caller<Channel>,
+    packet_size: usize,
+    ranks: u32,
+) -> Result<Option<End>, Option<String>> {
+    let Some((channel, session)) = caller.prove()? else { return Ok(None) };
+    let rank = session.peer.rank.get();
+    match channel.receive() {
+        Received::Nothing => Ok(None),
+        Received::Message(Message::Hello { seal, end }) => {
+            let why = if !end.is_sealed(session, &seal) {
+                "its hello was changed on the way".to_owned()
+            } else if rank >= ranks {
+                format!("it calls itself {}, in a job of {ranks} ranks", PeerId(rank))
+            } else if let Err(why) = end.check(packet_size) {
+                why
+            } else {
+                return Ok(Some(end));
+            };
+            Err(Some(why))
         }
-        let Some(session) = &self.session else { return Ok(None) };
-        let rank = session.peer.rank.get();
-        match self.channel.receive() {
-            Received::Nothing => Ok(None),
-            Received::Message(Message::Hello { seal, end }) => {
-                let why = if !end.is_sealed(session, &seal) {
-                    "its hello was changed on the way".to_owned()
-                } else if rank >= ranks {
-                    format!("it calls itself {}, in a job of {ranks} ranks", PeerId(rank))
-                } else if let Err(why) = end.check(packet_size) {
-                    why
-                } else {
-                    return Ok(Some(end));
-                };
-                Err(Some(why))
-            }
-            Received::Message(Message::Bye) | Received::Closed(_) => Err(None),
-            Received::Message(other) => Err(Some(format!("it began with {other:?}"))),
-            Received::Wrong(why) => Err(Some(why)),
-        }
+        Received::Message(Message::Bye) | Received::Closed(_) => Err(None),
+        Received::Message(other) => Err(Some(format!("it began with {other:?}"))),
+        Received::Wrong(why) => Err(Some(why)),
     }
 }
 
@@ -135,9 +110,7 @@ impl Polling {
             while let Some(oldest) = self.strangers.pending.crowded() {
                 self.dismiss(oldest);
             }
-            let greeting = Some(Box::new(greeting));
-            let stranger = Stranger { channel, greeting, session: None };
-            let place = self.strangers.pending.admit(stranger, now);
+            let place = self.strangers.pending.admit(Caller::new(channel, greeting), now);
             let Some(stranger) = self.strangers.pending.get(place) else { continue };
             if self.watch(stranger.channel.as_fd(), STRANGER | u64::from(place)).is_err() {
                 self.strangers.pending.take(place);
@@ -163,21 +136,21 @@ impl Polling {
     pub(super) fn hear_stranger(&mut self, place: u32) {
         let (packet_size, ranks) = (self.shared.options.packet_size, self.shared.identity.ranks);
         let Some(stranger) = self.strangers.pending.get_mut(place) else { return };
-        let heard = stranger.hear(packet_size, ranks);
-        if stranger.session.is_some() {
+        let heard = hear(stranger, packet_size, ranks);
+        if stranger.is_proved() {
             self.strangers.pending.proved(place);
         }
         if let Ok(None) = heard {
             return;
         }
         let Some(stranger) = self.strangers.pending.take(place) else { return };
-        match (heard, stranger) {
-            (Ok(Some(end)), Stranger { channel, session: Some(session), .. }) => {
+        match (heard, stranger.into_proved()) {
+            (Ok(Some(end)), (channel, Some(session))) => {
                 let (from, device) =
                     (PeerId(session.peer.rank.get()), DeviceKey(session.peer.device));
                 self.meet(Guest { channel, from, device, session, end });
             }
-            (Err(Some(why)), stranger) => self.refuse(stranger.channel, why),
+            (Err(Some(why)), (channel, _)) => self.refuse(channel, why),
             _ => {}
         }
     }

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::os::fd::AsFd as _;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::header::{FIRST_OWN, Protocol, REFUSAL, words};
 use carrack_transports::net::proof::{Claim, Role, Unproven};
+use carrack_transports::net::sockets;
 use carrack_transports::net::streams::{Limits, TcpChannel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::key::Salt;
 use super::variables::Invitation;
@@ -51,10 +51,6 @@ const CONNECT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Connections that the kernel keeps until they are accepted; it lowers that to
-/// `net.core.somaxconn`.
-const QUEUE: i32 = 4096;
-
 /// A rank that the store has admitted.
 pub(super) struct Joined {
     pub(super) channel: TcpChannel,
@@ -74,11 +70,11 @@ pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, Boo
 /// job that the kernel still holds do not make this fail.
 pub(super) fn listen_at(host: Option<&str>, port: u16, reuses: bool) -> io::Result<TcpListener> {
     let Some(host) = host.filter(|host| is_loopback(host)) else {
-        return everywhere(port, reuses);
+        return sockets::listen_everywhere(port, reuses);
     };
     let mut last = ErrorKind::AddrNotAvailable.into();
     for address in (host, port).to_socket_addrs()? {
-        match listen(address, reuses) {
+        match sockets::listen(address, reuses) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }
@@ -110,33 +106,6 @@ pub(super) fn salt() -> Result<Salt, BootstrapError> {
 
 fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
-}
-
-/// Opens a listener at all addresses of this machine; 0: the kernel chooses the port.
-pub(in crate::bootstrap) fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
-    everywhere(port, true)
-}
-
-fn everywhere(port: u16, reuses: bool) -> io::Result<TcpListener> {
-    // One socket serves both families; without IPv6 in the kernel it serves IPv4 only.
-    let both = listen(SocketAddr::from(([0_u16; 8], port)), reuses);
-    both.or_else(|error| match error.raw_os_error() {
-        Some(errno) if errno == rustix::io::Errno::ADDRINUSE.raw_os_error() => Err(error),
-        _ => listen(SocketAddr::from(([0_u8; 4], port)), reuses),
-    })
-}
-
-fn listen(address: SocketAddr, reuses: bool) -> io::Result<TcpListener> {
-    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, reuses)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, false)?;
-    }
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, QUEUE)?;
-    Ok(socket.into())
 }
 
 /// Rank 0, which is looked for.
@@ -201,13 +170,17 @@ impl Search<'_> {
     fn attempt(&self, address: SocketAddr) -> Result<Joined, Refusal> {
         let again = |error| Refusal::Again(format!("it cannot be connected to: {error}"));
         let limit = CONNECT.min(self.left()).max(FIRST_PAUSE);
-        let stream = TcpStream::connect_timeout(&address, limit).map_err(again)?;
-        if stream.local_addr().is_ok_and(|own| own == address) {
-            // The kernel chose rank 0's port for this end, and connected the socket to itself. Kept
-            // open, it would block rank 0's port.
+        let deadline = Instant::now() + limit;
+        let mut channel = TcpChannel::dial(address, LIMITS).map_err(again)?;
+        while !channel.is_connected().map_err(again)? {
+            if !wait(&channel, PollFlags::OUT, deadline) {
+                return Err(Refusal::Again("it does not answer".into()));
+            }
+        }
+        if channel.is_to_itself() {
+            // Kept open, it would block rank 0's port.
             return Err(Refusal::Again("nobody listens there".into()));
         }
-        let mut channel = TcpChannel::over(stream, LIMITS).map_err(again)?;
         let salt = self.greet(&mut channel)?;
         channel.set_limits(FRAMES);
         Ok(Joined { channel, address, salt })
@@ -222,7 +195,7 @@ impl Search<'_> {
         let session = loop {
             match greeting.advance(channel) {
                 Ok(Progress::Proven(session)) => break session,
-                Ok(Progress::Waiting | Progress::Short(_)) => wait(channel, deadline)?,
+                Ok(Progress::Waiting | Progress::Short(_)) => await_answer(channel, deadline)?,
                 Err(Failure::Gone(why)) => return Err(Refusal::Again(why)),
                 // Bridges of containers have one address on many machines.
                 Err(Failure::Unproven(why)) if self.invitation.hosts.len() > 1 => {
@@ -234,7 +207,7 @@ impl Search<'_> {
         let answer = loop {
             match channel.hear(PROTOCOL.longest) {
                 Ok(Some(answer)) => break answer,
-                Ok(None) | Err(Fault::Short(_)) => wait(channel, deadline)?,
+                Ok(None) | Err(Fault::Short(_)) => await_answer(channel, deadline)?,
                 Err(Fault::Gone(why)) => return Err(Refusal::Again(why)),
                 Err(Fault::Wrong(why)) => return Err(self.not_proven(Unproven::Wrong(why))),
             }
@@ -264,17 +237,21 @@ impl Search<'_> {
 }
 
 /// Sleeps until something has come.
-fn wait(channel: &TcpChannel, deadline: Instant) -> Result<(), Refusal> {
+fn await_answer(channel: &TcpChannel, deadline: Instant) -> Result<(), Refusal> {
     let silent = "something listens there, and does not answer: is it another program?";
+    let mut events = PollFlags::IN;
+    events.set(PollFlags::OUT, channel.unwritten() > 0);
+    let has_come = wait(channel, events, deadline);
+    if has_come { Ok(()) } else { Err(Refusal::Again(silent.into())) }
+}
+
+/// Sleeps until one of the events. Returns `false` if the deadline comes first.
+fn wait(channel: &TcpChannel, events: PollFlags, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     let limit = Timespec::try_from(left).ok();
-    let mut flags = PollFlags::IN;
-    flags.set(PollFlags::OUT, channel.unwritten() > 0);
-    match poll(&mut [PollFd::from_borrowed_fd(channel.as_fd(), flags)], limit.as_ref()) {
-        Ok(0) => Err(Refusal::Again(silent.into())),
-        // Interrupted, or out of memory for a moment.
-        _ => Ok(()),
-    }
+    let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), events)];
+    // It is also interrupted, or out of memory for a moment.
+    !matches!(poll(&mut fds, limit.as_ref()), Ok(0))
 }
 
 /// Said by both sides.

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::pending::Pending;
 use carrack_transports::net::proof::{Claim, Key, Role, Session, Unproven};
-use carrack_transports::net::streams::{self, TcpChannel};
+use carrack_transports::net::sockets;
+use carrack_transports::net::streams::TcpChannel;
 use carrack_transports::net::watched::Watched;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -77,7 +78,7 @@ struct Caller {
 impl Drop for Store {
     fn drop(&mut self) {
         // The port is the next job's.
-        streams::close(self.listener.take());
+        sockets::close(self.listener.take());
     }
 }
 

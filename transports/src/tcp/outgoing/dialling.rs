@@ -10,7 +10,7 @@ use crate::tcp::socket;
 use crate::tcp::wire::{self, Hello};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -102,16 +102,14 @@ impl Outgoing {
         let Dialling { channel, to, is_connected, until, hello, greeting, .. } = dialling;
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
         if !*is_connected {
-            match sockopt::socket_error(&*channel) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) | Err(error) => {
-                    let refused = error == Errno::CONNREFUSED;
+            match channel.is_connected() {
+                Ok(true) => {}
+                Ok(false) if Instant::now() > *until => return next("it does not answer".into()),
+                Ok(false) => return Greeted::Wait,
+                Err(error) => {
+                    let refused = error.kind() == ErrorKind::ConnectionRefused;
                     return Greeted::Next(format!("{to}: {error}"), refused);
                 }
-            }
-            if channel.peer().is_none() {
-                let is_late = Instant::now() > *until;
-                return if is_late { next("it does not answer".into()) } else { Greeted::Wait };
             }
             *is_connected = true;
             return Greeted::Alive;
