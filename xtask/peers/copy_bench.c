@@ -1,18 +1,20 @@
-/* The copy engine's side of `cargo xtask bench-peers`: raw calls of NVIDIA's driver, one test, one line of JSON.
+/* The copy engine's side of `cargo xtask bench-peers`: raw calls of NVIDIA's driver, one test, one
+ * line of JSON.
  *
  *     copy_bench latency|bandwidth|rate SIZE ITERATIONS [push|pull]
  *     copy_bench devices
  *
- * Memory of device 0 is copied to memory of device 1, or of device 0 where there is no other, by cuMemcpyDtoDAsync on one
- * non-blocking stream: of device 0, so that its engine writes over the link (push, as a put does), or of device 1, so that its
- * engine reads (pull, as a get does).
+ * Memory of device 0 is copied to memory of device 1, or of device 0 where there is no other, by
+ * cuMemcpyDtoDAsync on one non-blocking stream: of device 0, so that its engine writes over the
+ * link (push, as a put does), or of device 1, so that its engine reads (pull, as a get does).
  *
  * latency    each copy waited for by cuStreamSynchronize; the median and the mean, in microseconds.
  * bandwidth  ITERATIONS copies back to back, then one wait.
  * rate       the same; the other figure of the two is meant.
  * devices    prints how many there are, and nothing else.
  *
- * The driver is opened when this runs: it is built on machines that have none. Without devices the status is 3.
+ * The driver is opened when this runs: it is built on machines that have none. Without devices the
+ * status is 3.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -129,16 +131,16 @@ int main(int count, char **words)
         }
         double mean = (now() - begin) / (double)iterations;
         qsort(times, (size_t)iterations, sizeof *times, by_size);
-        printf("{\"test\":\"latency\",\"size\":%zu,\"latency_us\":{\"p50\":%.4f,\"mean\":%.4f}}\n", size,
-               times[iterations / 2], mean);
+        printf("{\"test\":\"latency\",\"size\":%zu,\"latency_us\":{\"p50\":%.4f,\"mean\":%.4f}}\n",
+               size, times[iterations / 2], mean);
     } else {
         double begin = now();
         for (long turn = 0; turn < iterations; turn++)
             check(copy(to, from, size, stream), "cuMemcpyDtoDAsync");
         check(synchronize(stream), "cuStreamSynchronize");
         double rate = (double)iterations / (now() - begin);
-        printf("{\"test\":\"%s\",\"size\":%zu,\"bandwidth_gbps\":%.6f,\"rate_mps\":%.6f}\n", test, size,
-               rate * (double)size / 1e3, rate);
+        printf("{\"test\":\"%s\",\"size\":%zu,\"bandwidth_gbps\":%.6f,\"rate_mps\":%.6f}\n", test,
+               size, rate * (double)size / 1e3, rate);
     }
     return 0;
 }

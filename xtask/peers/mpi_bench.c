@@ -3,17 +3,19 @@
  *     mpiexec -n 2 mpi_bench latency|bandwidth|rate|barrier SIZE ITERATIONS [THREADS]
  *     mpi_bench memcpy SIZE ITERATIONS
  *
- * latency    ping-pong; ITERATIONS round trips. Percentiles are of all round trips, halved: one way, in microseconds.
- * bandwidth  windows of 64 messages, each acknowledged, up to 4 under way, timed until the last is acknowledged, as
- *            `carrack perf` does it; ITERATIONS messages, rounded up to whole windows.
- * rate       the same; the other figure of the two is meant.
- *            With THREADS above 1 both under MPI_THREAD_MULTIPLE: each thread of rank 0 sends ITERATIONS messages to its
- *            partner at rank 1, over a communicator of their own, and runs on a CPU of its own: the first of those that
+ * latency    ping-pong; ITERATIONS round trips. Percentiles are of all round trips, halved: one
+ * way, in microseconds. bandwidth  windows of 64 messages, each acknowledged, up to 4 under way,
+ * timed until the last is acknowledged, as `carrack perf` does it; ITERATIONS messages, rounded up
+ * to whole windows. rate       the same; the other figure of the two is meant. With THREADS above 1
+ * both under MPI_THREAD_MULTIPLE: each thread of rank 0 sends ITERATIONS messages to its partner at
+ * rank 1, over a communicator of their own, and runs on a CPU of its own: the first of those that
  *            its process may use, the second, and so on. Figures are of all threads.
- * barrier    ITERATIONS barriers of all ranks; percentiles of rank 0, in microseconds, not halved. SIZE means nothing.
- * memcpy     no MPI: ITERATIONS copies from one buffer into one other by one thread.
+ * barrier    ITERATIONS barriers of all ranks; percentiles of rank 0, in microseconds, not halved.
+ * SIZE means nothing. memcpy     no MPI: ITERATIONS copies from one buffer into one other by one
+ * thread.
  *
- * The line has the fields of `carrack perf --json`: bandwidth_gbps counts 10^9 bytes a second, rate_mps 10^6 messages.
+ * The line has the fields of `carrack perf --json`: bandwidth_gbps counts 10^9 bytes a second,
+ * rate_mps 10^6 messages.
  */
 #define _GNU_SOURCE
 #include <mpi.h>
@@ -64,7 +66,8 @@ static void *pages(size_t bytes)
     return memory;
 }
 
-/* A clock that costs as little as the one that the other sides use; its unit is known only after the run. */
+/* A clock that costs as little as the one that the other sides use; its unit is known only after
+ * the run. */
 static inline uint64_t ticks(void)
 {
 #if defined(__x86_64__)
@@ -84,9 +87,11 @@ static void one_round_trip(const struct job *job)
 {
     if (job->rank == 0) {
         MPI_Send(job->out, job->size, MPI_BYTE, job->peer, PAYLOAD, MPI_COMM_WORLD);
-        MPI_Recv(job->in, job->size, MPI_BYTE, job->peer, PAYLOAD, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Recv(job->in, job->size, MPI_BYTE, job->peer, PAYLOAD, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
     } else {
-        MPI_Recv(job->in, job->size, MPI_BYTE, job->peer, PAYLOAD, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Recv(job->in, job->size, MPI_BYTE, job->peer, PAYLOAD, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
         MPI_Send(job->out, job->size, MPI_BYTE, job->peer, PAYLOAD, MPI_COMM_WORLD);
     }
 }
@@ -97,8 +102,10 @@ static void one_barrier(const struct job *job)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Times each repetition; `share` is the part of one that counts: half of a round trip, all of a barrier. */
-static void repeat(const struct job *job, const char *name, void (*step)(const struct job *), double share)
+/* Times each repetition; `share` is the part of one that counts: half of a round trip, all of a
+ * barrier. */
+static void repeat(const struct job *job, const char *name, void (*step)(const struct job *),
+                   double share)
 {
     long count = job->iterations;
     uint64_t *took = pages((size_t)count * sizeof *took);
@@ -120,7 +127,8 @@ static void repeat(const struct job *job, const char *name, void (*step)(const s
 
     double us = last > first ? seconds * 1e6 / (double)(last - first) * share : 0.0;
     qsort(took, (size_t)count, sizeof *took, ascending);
-    printf("{\"test\":\"%s\",\"size\":%d,\"iterations\":%ld,\"latency_us\":{\"min\":%.5f,\"mean\":%.5f,"
+    printf("{\"test\":\"%s\",\"size\":%d,\"iterations\":%ld,\"latency_us\":{\"min\":%.5f,\"mean\":%"
+           ".5f,"
            "\"p50\":%.5f,\"p99\":%.5f,\"max\":%.5f},\"bandwidth_gbps\":null,\"rate_mps\":null}\n",
            name, job->size, count, us * (double)took[0], seconds * 1e6 * share / (double)count,
            us * (double)took[count / 2], us * (double)took[count - 1 - count / 100],
@@ -140,7 +148,8 @@ static void send_windows(const struct job *job, long windows)
             continue;
         MPI_Irecv(NULL, 0, MPI_BYTE, job->peer, ACK, job->comm, &acks[lane]);
         for (int i = 0; i < WINDOW; i++)
-            MPI_Isend(job->out, job->size, MPI_BYTE, job->peer, PAYLOAD, job->comm, &sends[lane][i]);
+            MPI_Isend(job->out, job->size, MPI_BYTE, job->peer, PAYLOAD, job->comm,
+                      &sends[lane][i]);
     }
 }
 
@@ -158,7 +167,8 @@ static void receive_windows(const struct job *job, long windows)
     for (long w = 0; w < windows; w++) {
         MPI_Request *window = receives[w % WINDOWS];
         MPI_Waitall(WINDOW, window, MPI_STATUSES_IGNORE);
-        /* Posted before the window is acknowledged: a message of a timed window is never unexpected. */
+        /* Posted before the window is acknowledged: a message of a timed window is never
+         * unexpected. */
         if (w + WINDOWS < windows)
             post_window(job, window);
         MPI_Send(NULL, 0, MPI_BYTE, job->peer, ACK, job->comm);
@@ -239,7 +249,8 @@ static void copies(const struct job *job)
         __asm__ volatile("" : : "r"(job->in), "r"(job->out) : "memory");
     }
     clock_gettime(CLOCK_MONOTONIC, &ended);
-    double seconds = (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9;
+    double seconds =
+        (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9;
     double rate = (double)job->iterations / seconds;
     printf("{\"test\":\"bandwidth\",\"size\":%d,\"iterations\":%ld,\"latency_us\":null,"
            "\"bandwidth_gbps\":%.5f,\"rate_mps\":%.5f}\n",
@@ -248,7 +259,7 @@ static void copies(const struct job *job)
 
 int main(int argc, char **argv)
 {
-    struct job job = { .threads = 1 };
+    struct job job = {.threads = 1};
     int ranks, level, is_copy = argc > 1 && strcmp(argv[1], "memcpy") == 0;
     if (argc == 5)
         job.threads = atoi(argv[4]);
@@ -262,7 +273,8 @@ int main(int argc, char **argv)
             give_up("this MPI has no MPI_THREAD_MULTIPLE");
     }
     if (argc != 4 && argc != 5)
-        give_up("three or four arguments, please: latency|bandwidth|rate|barrier|memcpy SIZE ITERATIONS [THREADS]");
+        give_up("three or four arguments, please: latency|bandwidth|rate|barrier|memcpy SIZE "
+                "ITERATIONS [THREADS]");
     const char *test = argv[1];
     long size = atol(argv[2]);
     job.iterations = atol(argv[3]);

@@ -3,8 +3,8 @@
  *     tcp_bench server PORT
  *     tcp_bench latency|asleep|bandwidth|rate SIZE ITERATIONS HOST PORT
  *
- * latency    each message answered by one of its size; half the time there and back: the median and the mean, in microseconds.
- * asleep     the same, by sockets that block; all others are polled.
+ * latency    each message answered by one of its size; half the time there and back: the median and
+ * the mean, in microseconds. asleep     the same, by sockets that block; all others are polled.
  * bandwidth  messages back to back, one call each, then one answer.
  * rate       the same; the other figure of the two is meant.
  */
@@ -20,7 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-struct test { uint64_t answers, blocks, size, iterations; };
+struct test {
+    uint64_t answers, blocks, size, iterations;
+};
 
 static void check(int ok, const char *what)
 {
@@ -33,7 +35,8 @@ static void check(int ok, const char *what)
 static void move(int socket, char *bytes, size_t size, int sends)
 {
     while (size > 0) {
-        ssize_t moved = sends ? send(socket, bytes, size, MSG_NOSIGNAL) : recv(socket, bytes, size, 0);
+        ssize_t moved =
+            sends ? send(socket, bytes, size, MSG_NOSIGNAL) : recv(socket, bytes, size, 0);
         check(moved > 0 || (moved < 0 && errno == EAGAIN), sends ? "send" : "recv");
         if (moved > 0)
             bytes += moved, size -= (size_t)moved;
@@ -86,10 +89,13 @@ int main(int count, char **words)
         return serve(atoi(words[2])), 0;
     check(count == 6, "see the head of tcp_bench.c");
     int blocks = strcmp(words[1], "asleep") == 0;
-    struct test test = {blocks || strcmp(words[1], "latency") == 0, blocks, strtoull(words[2], NULL, 10), strtoull(words[3], NULL, 10)};
+    struct test test = {blocks || strcmp(words[1], "latency") == 0, blocks,
+                        strtoull(words[2], NULL, 10), strtoull(words[3], NULL, 10)};
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(words[5]))};
     int peer = socket(AF_INET, SOCK_STREAM, 0);
-    check(inet_pton(AF_INET, words[4], &to.sin_addr) == 1 && connect(peer, (void *)&to, sizeof to) == 0, "connect");
+    check(inet_pton(AF_INET, words[4], &to.sin_addr) == 1 &&
+              connect(peer, (void *)&to, sizeof to) == 0,
+          "connect");
     tune(peer, blocks);
     char *bytes = malloc(test.size), end;
     /* Otherwise all of it is the kernel's one page of zeros, which never leaves the caches. */
@@ -106,13 +112,16 @@ int main(int count, char **words)
     }
     move(peer, &end, 1, 0);
     double took = now() - began;
-    printf("{\"test\":\"%s\",\"size\":%llu,", test.answers ? "latency" : words[1], (unsigned long long)test.size);
+    printf("{\"test\":\"%s\",\"size\":%llu,", test.answers ? "latency" : words[1],
+           (unsigned long long)test.size);
     if (test.answers) {
         qsort(times, test.iterations, sizeof *times, by_size);
-        printf("\"latency_us\":{\"p50\":%.4f,\"mean\":%.4f}}\n", times[test.iterations / 2], took / (double)test.iterations / 2);
+        printf("\"latency_us\":{\"p50\":%.4f,\"mean\":%.4f}}\n", times[test.iterations / 2],
+               took / (double)test.iterations / 2);
     } else {
         double rate = (double)test.iterations / took;
-        printf("\"bandwidth_gbps\":%.4f,\"rate_mps\":%.4f}\n", rate * (double)test.size / 1e3, rate);
+        printf("\"bandwidth_gbps\":%.4f,\"rate_mps\":%.4f}\n", rate * (double)test.size / 1e3,
+               rate);
     }
     return 0;
 }

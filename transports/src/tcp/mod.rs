@@ -27,10 +27,7 @@
 //! for each link the kernel would send one packet more for each small message. Of two devices that
 //! dial each other, the one with the higher key gives way.
 //!
-//! All bytes of a link go over one connection. The chunks of a message of 16 MiB over four or eight
-//! in turn arrived at 1.02 and 1.06 times the rate, those of 64 MiB at 0.99 and 1.00 times
-//! (`carrack perf bandwidth --op send`, medians of 12 rounds between two namespaces, 2 cores of an
-//! AMD EPYC, 2026-11-26).
+//! All bytes of a link go over one connection (`docs/adr/0015-tcp-by-system-calls.md`).
 //!
 //! # Cuts
 //!
