@@ -77,7 +77,7 @@ mod tests {
             let world = rank.world();
             let meeting = Meeting::of(&world);
             let why = meeting.wait(rank, Duration::from_millis(10)).unwrap_err();
-            assert!(why.contains("not there after 10ms"), "{why}");
+            assert!(why.contains("still false after 10ms"), "{why}");
             have_waited.wait();
             meeting.end(rank).unwrap();
         };

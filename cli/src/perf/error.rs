@@ -58,7 +58,7 @@ pub(super) enum PerfError {
     PeerGone { rank: Rank, cause: DownCause },
     #[error("another thread of this rank failed")]
     GivenUp,
-    #[error("{from} gave an order that makes no sense: are both ranks of the same build?")]
+    #[error("{from} gave an unknown order: start all ranks from the same build")]
     Order { from: Rank },
     #[error(
         "a message of {size} bytes ({what}) came out different at byte {at}: the figures are \

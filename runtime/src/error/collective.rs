@@ -95,7 +95,7 @@ pub enum GroupError {
     )]
     Name(u32),
     /// A rank is in it twice.
-    #[error("{0} is named twice")]
+    #[error("{0} is named twice: name each member once")]
     Twice(Rank),
     /// A rank does not exist.
     #[error("{rank} does not exist: the job has ranks 0 to {last}")]
@@ -117,6 +117,6 @@ pub enum GroupError {
         count: u32,
     },
     /// There are too many.
-    #[error("all {0} groups are in use")]
+    #[error("all {0} groups of this rank are made: make a group once, and keep it")]
     TooMany(usize),
 }

@@ -76,7 +76,7 @@ pub enum RegisterError {
         len: usize,
     },
     /// The system refused.
-    #[error("{len} bytes of shared memory cannot be had: {why}")]
+    #[error("the system gave no {len} bytes of shared memory: {why}")]
     System {
         /// Bytes asked for.
         len: usize,
@@ -166,7 +166,10 @@ pub enum ProgressError {
     )]
     InHandler,
     /// The runtime belongs to another process.
-    #[error("this process is a fork of the one that started the runtime")]
+    #[error(
+        "this process is a fork of the one that started the runtime: make progress in that one, or \
+        fork before the runtime starts"
+    )]
     Forked,
 }
 
@@ -178,7 +181,7 @@ pub enum WaitError {
     #[error(transparent)]
     Progress(#[from] ProgressError),
     /// The time was up.
-    #[error("not there after {0:?}")]
+    #[error("the condition was still false after {0:?}")]
     TimedOut(std::time::Duration),
 }
 

@@ -66,7 +66,10 @@ pub enum OpError {
     )]
     Stale(Rank),
     /// The operation reaches beyond the remote region.
-    #[error("the operation reaches beyond the region that {0} has registered")]
+    #[error(
+        "the operation reaches beyond the region that {0} has registered: check offset and length \
+        against the remote key"
+    )]
     Outside(Rank),
     /// The owner of the remote region does no atomic operation there.
     #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]

@@ -248,10 +248,12 @@ pub enum PostError {
     #[error(transparent)]
     Atomic(AtomicError),
     /// It is posted after its own deadline.
-    #[error("the deadline of this operation on {0} has passed: nothing was posted")]
+    #[error(
+        "the deadline of this operation on {0} has passed, so it was not posted: give it a later one"
+    )]
     TimedOut(Rank),
     /// The device was closed.
-    #[error("the device is closed")]
+    #[error("the device is closed: post before its runtime is dropped")]
     Closed,
     /// The runtime belongs to another process.
     #[error(
@@ -260,7 +262,7 @@ pub enum PostError {
     )]
     Forked,
     /// The launcher did not return the address of the peer.
-    #[error("the address of {rank} cannot be had: {why}")]
+    #[error("the launcher gave no address of {rank}: {why}")]
     Bootstrap {
         /// The peer.
         rank: Rank,

@@ -42,7 +42,7 @@ impl Ledger {
     pub(super) fn enter(&self) -> Result<Entry, MapError> {
         let me = name_of(std::process::id())?.ok_or("this process is not in /proc")?;
         let at = (0..PLACES).find(|at| self.0.compare_swap(at * 8, 0, me) == Ok(0));
-        let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped already"))?;
+        let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped, and no more can"))?;
         // The entry precedes the look at the epoch.
         fence(Ordering::SeqCst);
         Ok(Entry { ledger: self.clone(), at, me, owner: Owner::this_process() })

@@ -80,7 +80,7 @@ pub unsafe trait Slots {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
     /// A record claims a number of slots that no record has.
-    #[error("a record of {slots} slots for {len} payload bytes")]
+    #[error("a record claims {slots} slots for {len} payload bytes, which no record has")]
     Shape {
         /// Slots claimed.
         slots: u8,

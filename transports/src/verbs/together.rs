@@ -97,11 +97,12 @@ impl Opened {
         let (front, rest) = <[u64; 3]>::read_from_prefix(rest).map_err(|_| "it is cut off")?;
         let [first, second, len] = front;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let mut bytes = SmallBytes::zeroed(len).ok_or("one is not short")?;
+        let mut bytes =
+            SmallBytes::zeroed(len).ok_or("a message in it is longer than a short one")?;
         // The padding has to be present, too.
         let found = rest.get(..len.next_multiple_of(8)).ok_or("it is cut off")?;
         copy_now(MemMut::host(bytes.as_mut_slice()), MemRef::host(&found[..len]))
-            .map_err(|_| "it is no memory")?;
+            .map_err(|_| "its bytes are not host memory")?;
         self.at += length(len);
         Ok(Some(SmallArrival::new(self.from, Header([first, second]), bytes)))
     }
@@ -162,7 +163,7 @@ mod tests {
         for claim in [41, 64, u64::from(u32::MAX), u64::MAX] {
             let mut wrong = together.clone();
             wrong.splice(16..24, claim.to_ne_bytes());
-            assert_eq!(all(&wrong).unwrap_err(), "one is not short");
+            assert_eq!(all(&wrong).unwrap_err(), "a message in it is longer than a short one");
         }
     }
 }

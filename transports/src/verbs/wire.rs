@@ -176,7 +176,7 @@ impl End {
             || !(1..=5).contains(&self.mtu)
             || !self.word_addr.is_multiple_of(8)
         {
-            return Err(format!("its end of the connection makes no sense: {self:?}"));
+            return Err(format!("its end of the connection has impossible values: {self:?}"));
         }
         Ok(())
     }

@@ -131,7 +131,7 @@ fn a_copy_that_does_not_end_is_not_waited_for_for_ever() {
     let held = driver.faults().hold_copies();
     let why = trial.put().unwrap_err();
     drop(held);
-    assert!(why.starts_with("the end of a put: not there after 20ms"), "{why}");
+    assert!(why.starts_with("the end of a put: the condition was still false after 20ms"), "{why}");
 }
 
 #[test]
