@@ -79,7 +79,6 @@ const SUITES: &[Suite] = &[
     suite("verbs", "nic_words", On::Nothing, true, 5),
     suite("verbs", "verbs_memory", On::Nothing, true, 5),
     suite("verbs", "verbs_hostile", On::Nothing, false, 10),
-    suite("costs", "verbs_instructions", On::Nothing, false, 5),
     suite("cli", "launcher", On::Nothing, false, 10),
     suite("cli", "tcp_bootstrap", On::Nothing, false, 10),
     suite("cli", "other_launchers", On::Nothing, false, 10),
@@ -91,8 +90,8 @@ const SUITES: &[Suite] = &[
 
 /// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one
 /// of its own tests would run it again, the mock library needs a C compiler (four modules, and a
-/// mock), the table of rules is read in the tree, a guest is made from it, `profile` is a helper,
-/// and two nodes need root.
+/// mock), instructions are counted in the tree, the table of rules is read there, a guest is made
+/// from it, and two nodes need root.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &[
     "cli_selftest",
@@ -101,12 +100,15 @@ const NO_PARTS: &[&str] = &[
     "explain_claims",
     "gpu_costs",
     "gpu_rules",
+    "host_instructions",
     "mock",
     "mpi_programs",
     "nodes",
     "profile",
+    "report",
     "traces",
     "verbs_guest",
+    "verbs_instructions",
 ];
 
 /// Returns `true` if a test program of that name is one of the parts.
