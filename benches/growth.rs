@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Growth over the smallest job, and the line that it must stay below.
+/// Draws the growth compared with the smallest job, and the line that it must stay below.
 fn draw(path: &str, curves: &[(&str, [Held; SIZES.len()])]) -> Result<(), Box<dyn Error>> {
     let most = f64::from(SIZES[SIZES.len() - 1]);
     let area = SVGBackend::new(path, (800, 480)).into_drawing_area();

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 const SIZE: usize = 8 << 10;
 const PACKETS: usize = 256;
 
-/// Each of `threads` does it `count` times, all at once: time of the slowest.
+/// Runs `once` `count` times on each of `threads` threads, all at once. Returns the time of the
+/// slowest.
 fn together(threads: usize, count: u64, once: &(impl Fn() + Sync)) -> Duration {
     let ready = Barrier::new(threads);
     let work = || {

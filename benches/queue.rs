@@ -24,7 +24,7 @@ fn one_thread(
     });
 }
 
-/// One thread pushes, one pops: time for each entry.
+/// Measures the time for each entry while one thread pushes and another pops.
 fn two_threads(
     bencher: &mut Bencher<'_>,
     push: impl Fn(Entry) -> Result<(), Entry> + Sync,

@@ -47,7 +47,7 @@ fn one_thread(bencher: &mut Bencher<'_>, len: &usize) {
     });
 }
 
-/// One side pushes as fast as it can, the other takes: time for each record.
+/// Measures the time for each record while one side pushes as fast as it can and the other takes.
 fn stream(bencher: &mut Bencher<'_>, len: &usize) {
     bencher.iter_custom(|count| {
         let (mut producer, mut consumer) = ring();
@@ -61,7 +61,7 @@ fn stream(bencher: &mut Bencher<'_>, len: &usize) {
     });
 }
 
-/// Two rings, there and back: time for the round trip.
+/// Measures the time for the round trip through two rings, there and back.
 fn round_trip(bencher: &mut Bencher<'_>, len: &usize) {
     bencher.iter_custom(|count| {
         let ((mut there, mut far), (mut back, mut near)) = (ring(), ring());

@@ -146,7 +146,7 @@ fn address(of: &dyn Bootstrap, rank: u32) -> std::result::Result<(), BootstrapEr
     Ok(())
 }
 
-/// Is the ranks from `first` on, until the standard input ends.
+/// Joins a job as the ranks from `first` on, and stays until the standard input ends.
 fn ranks_of(first: u32, size: u32, port: u32) -> Result<()> {
     let port = u16::try_from(port)?;
     let numbers = first.max(1)..size.min(first + IN_ONE);
@@ -187,7 +187,8 @@ fn launch(size: u32) -> Result<Start> {
     Ok(Start { ranks: size, memory, seconds })
 }
 
-/// Is a real rank, whose job began at that time.
+/// Starts a real rank of a job that began at that time. Prints the seconds until its first messages
+/// have come and gone, and its resident bytes.
 fn rank_since(micros: u64) -> Result<()> {
     let runtime = Runtime::start()?;
     let (rank, size) = (runtime.rank().0, runtime.size());

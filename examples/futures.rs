@@ -17,7 +17,7 @@ const WORDS: u64 = 512;
 /// Blocks that are fetched at the same time.
 const AHEAD: usize = 8;
 
-/// The word that `rank` has at `at`.
+/// Returns the word that `rank` has at `at`.
 fn word(rank: Rank, at: u64) -> u64 {
     u64::from(rank.0) * 1_000_003 + at
 }
@@ -28,7 +28,7 @@ fn squares(bytes: &[u8]) -> u64 {
     words.fold(0, |sum, word| sum.wrapping_add(word.wrapping_mul(word)))
 }
 
-/// The sum of the squares of all words of the rank whose memory `rmr` names.
+/// Fetches all words of the rank whose memory `rmr` names, and returns the sum of their squares.
 async fn fetch(runtime: &Runtime, from: Rank, rmr: &RemoteKey) -> Result<u64, AwaitError> {
     let block =
         |at: u64| runtime.post_get(from, vec![0; WORDS as usize * 8], rmr, at * WORDS * 8).start();

@@ -26,7 +26,7 @@ struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// The places where a key may be, the best first.
+    /// Returns the places where a key may be, the best first.
     fn places(&self, key: u64) -> impl Iterator<Item = (Rank, &RemoteKey, u64)> {
         let places = PLACES * self.parts.len() as u64;
         (0..places).map(move |step| {

@@ -142,7 +142,7 @@ impl Heard {
         Err(self.failed(command, status))
     }
 
-    /// A command that succeeds is to leave nothing running.
+    /// Returns an error if a command that succeeded has left processes running.
     fn unless_left(self, command: &Command) -> Result<Self, ChildError> {
         if !self.status.success() || self.left.is_empty() {
             return Ok(self);
@@ -195,7 +195,7 @@ pub fn echo(line: &str) {
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
-/// The command as a user would type it.
+/// Returns the command as a user would type it.
 pub fn spoken(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str());

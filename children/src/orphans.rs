@@ -49,7 +49,7 @@ fn dead(child: Pid, at_once: bool) -> rustix::io::Result<Option<(Pid, WaitStatus
     retry_on_intr(|| waitpid(Some(child), options))
 }
 
-/// The children of this process, dead ones included.
+/// Returns the children of this process, dead ones included.
 fn children() -> io::Result<Vec<Pid>> {
     let this = getpid().as_raw_pid();
     let mut children = Vec::new();
@@ -64,8 +64,8 @@ fn children() -> io::Result<Vec<Pid>> {
     Ok(children)
 }
 
-/// The parent in a line of `/proc/PID/stat`. The command's name, in parentheses, may itself contain
-/// spaces and parentheses, and is not always text.
+/// Reads the parent from a line of `/proc/PID/stat`. The command's name, in parentheses, may itself
+/// contain spaces and parentheses, and is not always text.
 fn parent_in(stat: &[u8]) -> Option<i32> {
     let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let rest = std::str::from_utf8(&stat[after_name..]).ok()?;

@@ -30,7 +30,7 @@ impl CudaKernels {
         Ok(Self { memory: memory.clone(), module, interior, border })
     }
 
-    /// The address of a cell, as kernels have it.
+    /// Returns the address of a cell, as kernels have it.
     fn at(&self, cell: usize) -> u64 {
         (self.memory.addr() + 8 * cell) as u64
     }

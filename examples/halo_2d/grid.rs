@@ -33,7 +33,7 @@ impl Grid {
         Self { me: runtime.rank().0 as usize, rows, columns: ranks / rows }
     }
 
-    /// Row and column of a rank.
+    /// Returns the row and the column of a rank.
     pub(crate) fn place(&self, rank: usize) -> [usize; 2] {
         [rank / self.columns, rank % self.columns]
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 const SQUARES: usize = 64;
 const TAG: Tag = Tag(0x9170);
 
-/// All ranks give their blocks to rank 0, which draws.
+/// Sends this rank's block to rank 0, which draws the blocks of all ranks.
 pub(crate) fn draw(
     runtime: &Runtime,
     grid: &Grid,

@@ -26,7 +26,7 @@ pub(crate) fn settings() -> Result<Settings> {
     Ok(Settings::builder().gpu(choice).build()?)
 }
 
-/// The GPUs that a runtime sees.
+/// Returns the GPUs that a runtime sees.
 pub(crate) fn of(runtime: &Runtime) -> Result<Vec<Arc<dyn Gpu>>> {
     let mut reasons = Vec::new();
     for driver in runtime.gpu_drivers() {
@@ -41,8 +41,8 @@ pub(crate) fn of(runtime: &Runtime) -> Result<Vec<Arc<dyn Gpu>>> {
 
 static ALL: OnceLock<Vec<Arc<dyn Gpu>>> = OnceLock::new();
 
-/// The GPUs of this process, which all ranks in it use: each simulated driver has its own devices.
-/// None before [`play`].
+/// Returns the GPUs of this process, which all ranks in it use: each simulated driver has its own
+/// devices. There are none before [`play`].
 pub(crate) fn all() -> &'static [Arc<dyn Gpu>] {
     ALL.get().map_or(&[], |gpus| gpus)
 }

@@ -41,7 +41,7 @@ pub(crate) fn count_alone() -> u64 {
     nodes
 }
 
-/// SplitMix64's step and finalizer (Steele, Lea and Flood, 2014).
+/// Hashes a number by SplitMix64's step and finalizer (Steele, Lea and Flood, 2014).
 pub(crate) fn hash(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

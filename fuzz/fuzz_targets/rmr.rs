@@ -6,7 +6,7 @@ use carrack::{Rank, RemoteKey, Runtime};
 use libfuzzer_sys::fuzz_target;
 use std::sync::OnceLock;
 
-/// Two ranks, of which the second is there and says nothing.
+/// Returns two ranks, which the first call starts. The second rank sends nothing by itself.
 fn ranks() -> Option<&'static Vec<Runtime>> {
     static RANKS: OnceLock<Option<Vec<Runtime>>> = OnceLock::new();
     let start = || {

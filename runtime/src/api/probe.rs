@@ -83,7 +83,7 @@ impl<'a> Probe<'a> {
         self
     }
 
-    /// Looks.
+    /// Looks for the message, and returns its envelope. `None`: no such message waits.
     ///
     /// # Errors
     /// There is no such rank, or the call has a policy and a wildcard for a property that it

@@ -73,7 +73,7 @@ impl Runtime {
             .collect()
     }
 
-    /// This rank.
+    /// Returns the number of this rank in the job.
     pub fn rank(&self) -> Rank {
         self.0.rank
     }

@@ -26,7 +26,7 @@ pub(super) fn adopt(number: i32) -> Result<OwnedFd, BootstrapError> {
     })
 }
 
-/// An error about the descriptor's variable.
+/// Makes an error about the descriptor's variable.
 pub(super) fn wrong(problem: String) -> BootstrapError {
     BootstrapError::Variable { name: FD_VARIABLE, problem }
 }

@@ -125,7 +125,7 @@ impl<'a> Call<'a> {
         self.meaning.count
     }
 
-    /// This rank's place among them.
+    /// Returns this rank's place among the members.
     pub(super) fn place(&self) -> u32 {
         self.board.members().place(self.runtime.rank()).unwrap_or(0)
     }

@@ -106,7 +106,7 @@ impl Group {
         (0..self.size()).map(|place| self.board.members().at(place))
     }
 
-    /// This rank's place in it.
+    /// Returns this rank's place in the group.
     pub fn place(&self) -> u32 {
         // This rank is a member, or the group would not exist.
         self.board.members().place(self.runtime.rank()).unwrap_or(0)

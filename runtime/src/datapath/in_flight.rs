@@ -278,8 +278,9 @@ impl<'a> Run<'a> {
 pub(super) struct OfDevice<'a>(pub(super) &'a Carrier, pub(super) &'a Port);
 
 impl Holder for OfDevice<'_> {
-    /// Those with an engine at work end when it is done. A rank that may use a buffer is first kept
-    /// from that; one that is stopped in the middle of a copy keeps the buffer.
+    /// Ends the transfers that `why` concerns. A transfer with an engine at work ends when the
+    /// engine is done. A rank that may use a buffer is first kept from that; a rank that is stopped
+    /// in the middle of a copy keeps the buffer.
     fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
         let Self(carrier, device) = *self;
         let (mut run, table) = (Run::new(carrier, device), &device.transfers.table);

@@ -21,9 +21,9 @@ pub(crate) enum Plan {
     Refuse,
 }
 
-/// Decides. `packet` is the size of a packet, which bounds the messages that the other side can
-/// take in. `maps`: the other side can map this memory, and one copy from GPU to GPU may replace
-/// the way through host memory.
+/// Decides the way of a message. `packet` is the size of a packet, which bounds the messages that
+/// the other side can take in. `maps`: the other side can map this memory, and one copy from GPU to
+/// GPU may replace the way through host memory.
 #[inline]
 pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize, maps: bool) -> Plan {
     if maps && len > 0 && matches!(kind, MemKind::Device(_)) {

@@ -304,7 +304,7 @@ mod tests {
             }
         }
 
-        /// A receive is posted.
+        /// Posts a receive, which takes the oldest message that was kept.
         fn receive(&mut self, at: usize) {
             if self.sides[at].kept.pop_front().is_some() {
                 assert!(self.post(at, Message::Reply));

@@ -238,7 +238,7 @@ fn a_bad_frame_is_an_error() {
     assert!(matches!(client.get("a"), Err(BootstrapError::BadFrame(_))));
 }
 
-/// A rank that no other one has reached so far.
+/// Starts a rank that no other one has reached so far.
 fn started(client: FromLauncher) -> Runtime {
     let settings =
         Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);

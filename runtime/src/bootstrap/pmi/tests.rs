@@ -72,8 +72,8 @@ fn places_are_counted_by_the_mapping_and_its_blocks_are_repeated() {
     }
 }
 
-/// A session with a server that gives these answers, one to each line that it gets. Afterwards it
-/// hangs up, or stays silent if the last answer is empty.
+/// Makes a session with a server that gives these answers, one to each line that it gets.
+/// Afterwards the server hangs up, or stays silent if the last answer is empty.
 fn session(answers: Vec<Vec<u8>>) -> Pmi {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::spawn(move || {

@@ -152,7 +152,7 @@ impl Store {
         }
     }
 
-    /// Bytes for ranks that wait for the store to hang up.
+    /// Returns the number of bytes for ranks that wait for the store to hang up.
     fn unsent(&self) -> usize {
         let members = (0..).zip(&self.members);
         let waiting =
@@ -257,7 +257,7 @@ impl Store {
         self.deliver(outgoing);
     }
 
-    /// A process that holds the secret.
+    /// Admits a process that holds the secret, unless it cannot be the rank that it claims to be.
     fn admit(&mut self, mut caller: Caller, session: &Session) {
         let claim = session.peer;
         let rank = claim.rank.get();

@@ -39,14 +39,15 @@ fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
     }
 }
 
-/// Some hundred ranks in a process need more descriptors than many a shell allows at first.
+/// Raises this process's limit of descriptors. Some hundred ranks in a process need more
+/// descriptors than many a shell allows at first.
 fn allow_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
-/// The ranks of a job, which come all at once.
+/// Joins the ranks of a job, which come all at once, and returns them.
 fn job_at(host: &str, size: u32) -> Vec<FromEnvironment> {
     allow_descriptors();
     let port = free_port(host);
@@ -80,7 +81,7 @@ fn still_there(rank: &dyn Bootstrap, key: &str) -> Vec<u8> {
     wait_for(rank, key).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Each rank on a thread of its own, to its end.
+/// Runs `body` for each rank on a thread of its own, and finishes the rank.
 fn each<B: Bootstrap>(ranks: Vec<B>, body: impl Fn(&B) + Sync) {
     thread::scope(|scope| {
         for rank in ranks {

@@ -234,7 +234,7 @@ impl World {
         self.rx = Some(rx);
     }
 
-    /// The sender hears of the receiver.
+    /// Gives the sender a control message of the receiver. A request to get makes the sender.
     fn hear(&mut self, control: Control) {
         let fits = |limit: u64| usize::try_from(limit).unwrap();
         let event = match control {

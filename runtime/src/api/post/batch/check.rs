@@ -263,8 +263,8 @@ const PAIRS: usize = 8;
 /// Pieces that are grouped by their regions, and then checked, while they are still in the cache.
 const BLOCK: usize = 64;
 
-/// Pieces between one region here and one there, by one way; the first that is wrong, with its
-/// number among them.
+/// Checks pieces between one region here and one there, which go by one way, and adds them to the
+/// plan. Returns the first that is wrong, with its number among them.
 fn plan_run<'a, const IS_PUT: bool>(
     plan: &mut Plan<'a>,
     apart: &mut Apart,
