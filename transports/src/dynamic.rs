@@ -23,7 +23,7 @@ pub fn reason(error: libloading::Error) -> String {
     std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The file of the library that has this symbol.
+/// Returns the file of the library that has this symbol.
 pub(crate) fn place(symbol: *mut c_void) -> Option<String> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),

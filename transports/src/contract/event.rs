@@ -59,7 +59,7 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Small(bytes) => bytes.as_slice().len(),
@@ -74,7 +74,7 @@ impl Payload {
         self.len() == 0
     }
 
-    /// The bytes, for the copy function.
+    /// Returns a view of the bytes, for the copy function.
     pub fn view(&self) -> MemRef<'_> {
         match self {
             Self::Small(bytes) => MemRef::host(bytes.as_slice()),
@@ -179,7 +179,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A list for up to `limit` events; allocates once.
+    /// Makes a list for up to `limit` events. Allocates once.
     pub fn new(limit: usize) -> Self {
         let limit = limit.max(1);
         let empty = SmallArrival::new(PeerId(0), Header([0; 2]), SmallBytes::empty());

@@ -289,7 +289,8 @@ impl Imports {
         self.close(|one| one.ledger.stands(0));
     }
 
-    /// Closes, in addition, those whose exporter has ended without withdrawing them.
+    /// Closes what [`close_ended`](Self::close_ended) closes, and allocations whose exporter has
+    /// ended without withdrawing them.
     pub(super) fn close_dead(&self) {
         self.close(|one| {
             let has_ended = || name_of(one.pid()).is_ok_and(|found| found != one.exporter);

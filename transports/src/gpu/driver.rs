@@ -33,7 +33,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// The reason why there are none, in words for a person.
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
 
-    /// As [`devices`](Self::devices), but initialises nothing.
+    /// Returns the devices as [`devices`](Self::devices) does, but initialises nothing.
     ///
     /// # Errors
     /// As those of `devices`, or `NOT_INITIALIZED`.

@@ -298,8 +298,8 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// [`Handle::offset`], and is closed when its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
 
-    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses, so that
-    /// several openings lie there without a gap.
+    /// Opens a descriptor ([`HandleForm::Fd`]) as [`open`](Self::open) does, but at chosen
+    /// addresses, so that several openings lie there without a gap.
     ///
     /// # Errors
     /// Those of [`open`](Self::open), and those of [`allocate_at`](Self::allocate_at) for the

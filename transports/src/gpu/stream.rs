@@ -43,9 +43,9 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// The device is being dropped.
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError>;
 
-    /// As [`Gpu::copy`], on this stream: the copy begins when all earlier work of the stream has
-    /// ended, and later work begins after the copy. Host memory has to be pinned or registered,
-    /// else the call itself may wait for the stream.
+    /// Starts a copy as [`Gpu::copy`] does, on this stream. The copy begins when all earlier work
+    /// of the stream has ended, and later work begins after the copy. Host memory has to be pinned
+    /// or registered, else the call itself may wait for the stream.
     ///
     /// # Safety
     /// As [`Gpu::copy`].
@@ -59,7 +59,7 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("copy", hint))
     }
 
-    /// As [`Gpu::copy_pieces`], on this stream.
+    /// Starts many copies as [`Gpu::copy_pieces`] does, on this stream.
     ///
     /// # Errors
     /// As for [`Gpu::copy_pieces`].
@@ -70,7 +70,7 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}, by a stream")))
     }
 
-    /// As [`Gpu::copy_grid`], on this stream.
+    /// Starts the copy of rows as [`Gpu::copy_grid`] does, on this stream.
     ///
     /// # Errors
     /// As for [`Gpu::copy_grid`].

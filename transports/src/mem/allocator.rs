@@ -80,6 +80,8 @@ unsafe impl Send for Chunk {}
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
+    /// Makes a chunk of memory that `owner` frees when it is dropped.
+    ///
     /// # Safety
     /// `len` bytes at `base` are not used elsewhere, and stay allocated until `owner` is dropped.
     pub unsafe fn from_parts(

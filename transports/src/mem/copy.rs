@@ -175,6 +175,8 @@ pub fn check_kinds(dst: MemKind, src: MemKind) -> Result<(), CopyError> {
     Ok(())
 }
 
+/// Starts a copy by the engine of the GPU that one side belongs to.
+///
 /// # Safety
 /// As [`copy`].
 #[cold]

@@ -250,6 +250,8 @@ impl KnownMemory {
         unsafe { self.ask(base, len, hint, drivers) }
     }
 
+    /// Makes a region by the entry of the address, if the entry still holds.
+    ///
     /// # Safety
     /// As [`region`](Self::region).
     unsafe fn recall(
@@ -458,6 +460,8 @@ impl Table {
     }
 }
 
+/// Makes a region of memory, which frees nothing.
+///
 /// # Safety
 /// `len` bytes at `base` are memory of that kind, which stays allocated, and is not used through
 /// Rust references, for as long as the region or a part of it is used.
@@ -470,6 +474,8 @@ unsafe fn over(
     unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new(())) }
 }
 
+/// Makes a region of host memory, which frees nothing.
+///
 /// # Safety
 /// As [`over`], of host memory.
 unsafe fn host(base: NonNull<u8>, len: usize) -> Region {

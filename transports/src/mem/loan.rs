@@ -27,6 +27,8 @@ unsafe impl Send for Loan {}
 unsafe impl Sync for Loan {}
 
 impl Loan {
+    /// Lends `len` bytes at `ptr`. Dropping the loan gives `piece` back to `lender`.
+    ///
     /// # Safety
     /// `len` bytes at `ptr` are host memory that stays mapped while `lender` lives.
     pub unsafe fn new(ptr: *const u8, len: u32, piece: u32, lender: Arc<dyn Lender>) -> Self {

@@ -32,6 +32,8 @@ impl Mapping {
         NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
     }
 
+    /// Returns the `T` at `offset`.
+    ///
     /// # Safety
     /// A `T` lies at `offset`, within the mapping, aligned, and every byte pattern is a `T` that
     /// can be shared (atomics).

@@ -76,6 +76,8 @@ unsafe impl Send for Packet {}
 unsafe impl Sync for Packet {}
 
 impl Packet {
+    /// Makes an empty packet of a slot, which the packet gives back to `home` when it is dropped.
+    ///
     /// # Safety
     /// `home.packet_size()` initialised bytes at `base` are this packet's alone until `slot` is
     /// given back.

@@ -105,6 +105,8 @@ impl Region {
         unsafe { Self::from_parts(base, len, MemKind::Host, host_id(), None, Box::new(owner)) }
     }
 
+    /// Makes a region of memory that `owner` frees when it is dropped.
+    ///
     /// # Safety
     /// `len` bytes at `base` are memory of `kind` that stays allocated, and is not used through
     /// Rust references, until `owner` is dropped. `gpu` is given when `kind` names one.

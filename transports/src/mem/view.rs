@@ -87,6 +87,8 @@ impl<'a> MemRef<'a> {
         Self { ptr: bytes.as_ptr(), len: bytes.len(), place: Place::Host, _life: PhantomData }
     }
 
+    /// Makes a view of `len` bytes at `ptr`.
+    ///
     /// # Safety
     /// `len` bytes at `ptr` are allocated memory of the kind that `place` says, and stay so for
     /// `'a`. Their values may be anything, and another process may write them meanwhile.
@@ -140,6 +142,8 @@ impl<'a> MemMut<'a> {
         Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), place: Place::Host, _life: PhantomData }
     }
 
+    /// Makes a writable view of `len` bytes at `ptr`.
+    ///
     /// # Safety
     /// `len` bytes at `ptr` are writable memory of the kind that `place` says, stay so for `'a`,
     /// and no reference to them is alive meanwhile.

@@ -66,7 +66,7 @@ impl Inbox {
         self.bytes.split_off(self.taken)
     }
 
-    /// Bytes that have come and were not taken.
+    /// Returns the number of bytes that have come and were not taken.
     pub fn len(&self) -> usize {
         self.bytes.len() - self.taken
     }
@@ -120,7 +120,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Bytes that wait.
+    /// Returns the number of bytes that wait.
     pub fn len(&self) -> usize {
         self.bytes.len() - self.sent
     }

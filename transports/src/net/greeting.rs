@@ -63,7 +63,7 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    /// A greeting that has not begun. [`advance`](Self::advance) begins it.
+    /// Makes a greeting that has not begun. [`advance`](Self::advance) begins it.
     ///
     /// # Errors
     /// The kernel has no random bytes.

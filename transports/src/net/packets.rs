@@ -143,7 +143,7 @@ impl Channel {
         if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
     }
 
-    /// The two ends of a connection within this process.
+    /// Makes a connection within this process, and returns its two ends.
     pub fn pair() -> Result<(Self, Self), Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let kind = SocketType::SEQPACKET;
@@ -152,7 +152,7 @@ impl Channel {
         Ok((Self(one, owner), Self(other, owner)))
     }
 
-    /// One end of a connection that a process of this user has made and passed on.
+    /// Wraps one end of a connection that a process of this user has made and passed on.
     pub fn inherited(socket: OwnedFd) -> Result<Self, ConnectError> {
         rustix::fs::fcntl_setfl(&socket, rustix::fs::OFlags::NONBLOCK)?;
         let channel = Self(socket, Owner::this_process());
@@ -160,7 +160,7 @@ impl Channel {
         if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
     }
 
-    /// The socket itself, for a process that inherits it.
+    /// Returns the socket itself, for a process that inherits it.
     pub fn into_fd(self) -> OwnedFd {
         self.0
     }

@@ -103,8 +103,8 @@ impl<T> Pending<T> {
         self.places.get_mut(place as usize)?.as_mut().map(|place| &mut place.value)
     }
 
-    /// A connection has proved itself: it keeps its place until it is taken out, and is not
-    /// counted.
+    /// Notes that a connection has proved itself. It keeps its place until it is taken out, and is
+    /// not counted.
     pub fn proved(&mut self, place: u32) {
         if let Some(Some(entry)) = self.places.get(place as usize) {
             self.order.remove(&entry.number);

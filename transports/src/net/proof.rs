@@ -33,7 +33,7 @@ const LABEL: [u8; 16] = *b"carrack proof 1\n";
 pub struct Key(Hmac<Sha256>);
 
 impl Key {
-    /// The key that a secret stands for.
+    /// Returns the key that a secret stands for.
     pub fn of(secret: &[u8]) -> Self {
         // A key of HMAC may have any length.
         Self(Hmac::new_from_slice(secret).unwrap_or_else(|_| unreachable!("a key of any length")))
@@ -143,7 +143,7 @@ pub enum Step {
 }
 
 impl Handshake {
-    /// One side, which claims to be this.
+    /// Makes one side of a proof, with its claim.
     ///
     /// # Errors
     /// The kernel has no random bytes.

@@ -42,7 +42,7 @@ impl TcpChannel {
         Self::over(sockets::dial(to, |_| Ok(()))?, limits)
     }
 
-    /// The end of a connection that was accepted, or made elsewhere.
+    /// Wraps the end of a connection that was accepted or made elsewhere.
     ///
     /// # Errors
     /// The kernel's.
@@ -72,7 +72,7 @@ impl TcpChannel {
         self.outbox.flush(&mut self.stream)
     }
 
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes that wait to be written.
     pub fn unwritten(&self) -> usize {
         self.outbox.len()
     }
@@ -243,7 +243,7 @@ mod tests {
         Greeting::new(role, PROTOCOL, &Key::of(secret), Claim::default()).unwrap()
     }
 
-    /// The end of a greeting, while something else happens.
+    /// Goes on with a greeting to its end, and calls `meanwhile` between its steps.
     fn end(
         greeting: &mut Greeting,
         channel: &mut TcpChannel,

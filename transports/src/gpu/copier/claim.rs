@@ -34,7 +34,7 @@ impl Claim {
         Self::pausing(gpu, || std::thread::sleep(Duration::from_millis(1)))
     }
 
-    /// As `of`, with another pause between two attempts.
+    /// Claims a GPU as [`of`](Self::of) does, with another pause between two attempts.
     fn pausing(gpu: GpuUuid, mut pause: impl FnMut()) -> Result<Self, String> {
         let name = name(gpu);
         let unknown =

@@ -22,7 +22,7 @@ pub struct Kernel<'a> {
 }
 
 impl<'a> Kernel<'a> {
-    /// Begins, when the previous kernel has ended.
+    /// Begins a kernel's lease, when the previous kernel has ended.
     pub fn begin(page: &'a Page, generation: u64) -> Self {
         let next = page.answered() + 1;
         page.begin(generation);
@@ -52,7 +52,7 @@ impl<'a> Kernel<'a> {
         self.page.is_stopped(self.generation)
     }
 
-    /// Leaves, after a last look.
+    /// Ends the kernel's lease, after a last look for a command.
     pub fn leave(mut self, copy: impl FnMut(Command)) {
         self.page.leave(self.generation);
         fence(Ordering::SeqCst);
@@ -145,7 +145,7 @@ mod models {
         }
     }
 
-    /// A kernel that looks, and leaves at any time.
+    /// Starts a kernel on a thread: it looks `looks` times, and then leaves.
     fn kernel(
         page: &Arc<Page>,
         done: &Arc<Done>,

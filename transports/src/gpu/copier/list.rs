@@ -54,7 +54,7 @@ impl Default for Board {
 }
 
 impl Board {
-    /// An empty board.
+    /// Makes an empty board.
     pub fn new() -> Self {
         let list = |_| List(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
         Self { page: Page::new(), lists: std::array::from_fn(list) }

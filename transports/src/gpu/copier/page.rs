@@ -80,7 +80,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// A page without a command.
+    /// Makes a page without a command.
     pub fn new() -> Self {
         let word = || AtomicU64::new(0);
         let line = |_| Line(std::array::from_fn(|_| word()));

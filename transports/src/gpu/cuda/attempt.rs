@@ -66,7 +66,8 @@ impl Way {
     }
 }
 
-/// See [`Gpu::keeps_from_writing`].
+/// Checks that a device cannot write to memory that it may only read: see
+/// [`Gpu::keeps_from_writing`].
 pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(), GpuError> {
     reader.reaches(owner)?;
     let both = (reader.info().uuid, owner);
@@ -162,7 +163,7 @@ fn keeps_out(why: &GpuError) -> bool {
     matches!(why.code, INVALID_VALUE | ILLEGAL_ADDRESS | INVALID_ADDRESS_SPACE | LAUNCH_FAILED)
 }
 
-/// The first word of memory.
+/// Reads the first word of memory.
 fn word(memory: &Region) -> Result<u64, GpuError> {
     let mut bytes = [0; 8];
     let Some(first) = memory.slice(0, bytes.len()) else {

@@ -68,6 +68,8 @@ macro_rules! calls {
             }
 
             $(
+                /// Makes the driver's call of that name. The driver's code becomes an error.
+                ///
                 /// # Safety
                 /// As the driver's documentation of the call of that name says.
                 #[inline]
@@ -286,7 +288,7 @@ fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
 }
 
 impl Calls {
-    /// The driver's answer as an error; a code that we have no name for is named by the driver.
+    /// Returns the driver's answer as an error. The driver names a code that we have no name for.
     #[cold]
     pub(super) fn error(&self, call: &'static str, code: c_int) -> GpuError {
         let mut error = error::error(call, code);

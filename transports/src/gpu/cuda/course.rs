@@ -70,7 +70,7 @@ impl Course {
         Ok(Arc::new(course))
     }
 
-    /// The number of the last wait that the stream is past.
+    /// Returns the number of the last wait that the stream is past.
     fn come(&self) -> u64 {
         // SAFETY: an aligned word of pinned memory, which is never given back, and which only
         // atomics and the stream use. Callers that may come after the context's end have checked

@@ -105,7 +105,8 @@ impl CudaGpu {
         self.work().map(|work| &work.home)
     }
 
-    /// See [`Driver::forget`](crate::gpu::Driver::forget).
+    /// Forgets what the copier knows of a range: see
+    /// [`Driver::forget`](crate::gpu::Driver::forget).
     pub(super) fn forget(&self, range: &Range<usize>) {
         if let Some(Ok(copier)) = self.known_home().and_then(|home| home.copier.get()) {
             copier.forget(range);
@@ -214,8 +215,8 @@ unsafe impl Gpu for CudaGpu {
         attempt::keeps_from_writing(self, owner)
     }
 
-    /// A copy of host memory that is neither pinned nor registered blocks the call while the
-    /// driver stages it.
+    /// Starts a copy. Host memory that is neither pinned nor registered blocks the call while the
+    /// driver stages the copy.
     unsafe fn copy(
         &self,
         dst: (*mut u8, MemKind),

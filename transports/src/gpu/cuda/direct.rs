@@ -52,7 +52,8 @@ pub(super) fn export(gpu: &CudaGpu, addr: usize, len: usize) -> Result<DmaBuf, G
     Ok(DmaBuf { fd, offset: (addr - base) as u64 })
 }
 
-/// The driver says nothing of what becomes of its descriptors when the process executes another.
+/// Has a descriptor closed when the process executes another program. The driver says nothing of
+/// what becomes of its descriptors then.
 fn close_on_exec(fd: &OwnedFd) {
     let fd: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(fd);
     if let Ok(flags) = rustix::io::fcntl_getfd(fd) {

@@ -57,8 +57,8 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// As [`adopt`](Self::adopt), with the library at a path. An opened library stays open to the
-    /// end of the process.
+    /// Returns a driver as [`adopt`](Self::adopt) does, with the library at a path. An opened
+    /// library stays open to the end of the process.
     ///
     /// # Safety
     /// The file, if there is one, is no library, or one that can be opened. Its functions with
@@ -132,7 +132,7 @@ impl CudaDriver {
         Ok(shared)
     }
 
-    /// As `initialised`, for callers that require it.
+    /// Returns the opened library if CUDA has been initialised, else an error of `call`.
     pub(super) fn ready(&self, call: &'static str) -> Result<&'static Shared, GpuError> {
         let shared = self.shared()?;
         if shared.is_initialised()? {

@@ -106,8 +106,9 @@ impl CudaGpu {
         Ok(way)
     }
 
-    /// As [`make_reachable`](Self::make_reachable), but a failure is only logged. A copy works
-    /// without access, more slowly, since the driver takes it through host memory.
+    /// Gives access to memory as [`make_reachable`](Self::make_reachable) does, but only logs a
+    /// failure. A copy works without access, more slowly, since the driver takes it through host
+    /// memory.
     #[inline]
     fn reach(&self, home: &Home, owner: GpuUuid) {
         if let Err(why) = self.make_reachable(home, owner) {

@@ -154,8 +154,8 @@ impl Home {
         Ok(Raw::pooled(Arc::clone(self), self.take_event()?))
     }
 
-    /// As [`record`](Self::record), for a caller that returns the event itself:
-    /// [`keep_event`](Self::keep_event).
+    /// Records an event as [`record`](Self::record) does, for a caller that returns the event
+    /// itself: [`keep_event`](Self::keep_event).
     pub(super) fn recorded(&self, stream: StreamHandle) -> Result<EventHandle, GpuError> {
         let raw = self.take_event()?;
         // SAFETY: an event of this context, and a stream of it.

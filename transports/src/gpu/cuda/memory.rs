@@ -249,6 +249,8 @@ impl Drop for Locked {
     }
 }
 
+/// Locks host memory of the user's until the registration is dropped.
+///
 /// # Safety
 /// As `Gpu::register_host`.
 pub(super) unsafe fn register_host(

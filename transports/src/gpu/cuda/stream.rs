@@ -29,7 +29,7 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// A new stream in a context.
+    /// Creates a stream in the device's context.
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, GpuError> {
         let home = Arc::clone(gpu.home()?);
         let current = home.context.enter()?;

@@ -64,7 +64,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// The memory of a device.
+    /// Names the memory of a device.
     pub(super) const fn device(device: Device) -> Self {
         Self { kind: 1, id: device }
     }
@@ -85,7 +85,7 @@ pub(super) struct AllocationProp {
 }
 
 impl AllocationProp {
-    /// Memory of a device that stays where it is.
+    /// Describes memory of a device that stays where it is.
     pub(super) const fn of(device: Device, handle_types: c_int, gpu_direct_rdma: bool) -> Self {
         Self {
             kind: PINNED,
@@ -109,12 +109,12 @@ pub(super) struct AccessDesc {
 }
 
 impl AccessDesc {
-    /// A device may read and write.
+    /// Gives a device the right to read and write.
     pub(super) const fn read_write(device: Device) -> Self {
         Self::of(device, Rights::ReadWrite)
     }
 
-    /// A device may do so much.
+    /// Gives a device these rights.
     pub(super) const fn of(device: Device, rights: Rights) -> Self {
         let flags = match rights {
             Rights::Read => ACCESS_READ,
@@ -138,7 +138,7 @@ pub(super) struct PoolProps {
 }
 
 impl PoolProps {
-    /// A pool of a device's memory, without a bound.
+    /// Describes a pool of a device's memory, without a bound.
     pub(super) const fn of(device: Device, handle_types: c_int) -> Self {
         let location = Location::device(device);
         Self {
@@ -176,7 +176,7 @@ pub(super) struct MemOp {
 }
 
 impl MemOp {
-    /// On a word of 64 bits.
+    /// Describes an operation on a word of 64 bits.
     pub(super) const fn new(operation: c_uint, at: DevicePtr, value: u64, flags: c_uint) -> Self {
         Self { operation, at, value, flags, alias: 0, reserved: 0 }
     }
