@@ -71,7 +71,7 @@ impl Shared {
         self.watch(fd, STRANGER | u64::from(place))
     }
 
-    /// The socket of a stranger that is one no more.
+    /// Watches the socket of a stranger as that of a link from now on.
     pub(super) fn watch_again(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         let name = EventData::new_u64(INCOMING | u64::from(bell));
         epoll::modify(&self.epoll, fd, name, EventFlags::IN | EventFlags::RDHUP)

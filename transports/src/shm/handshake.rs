@@ -65,7 +65,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// The bytes.
+    /// Returns the bytes of the message.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello { geometry: Geometry { slots, chunks, chunk_size } } => {

@@ -90,7 +90,7 @@ enum Unsaid {
 }
 
 impl Unsaid {
-    /// A system call failed.
+    /// Makes the reason of a failed system call: a shortage, or the end of the link.
     fn of(what: &str, error: ConnectError) -> Self {
         match error {
             ConnectError::System(error) if is_shortage(error) => Self::Short(error),
@@ -344,7 +344,8 @@ impl Sender {
         Ok(())
     }
 
-    /// The greeting has failed. A receiver that has only hung up is called again.
+    /// Returns the cause of a failed greeting as an error. A receiver that has only hung up is
+    /// called again instead.
     fn not_proven(&mut self, failure: Failure, shared: &Shared) -> Result<(), Unsaid> {
         let cause = match failure {
             Failure::Gone(_) if self.calls_again < CALLS_AGAIN && !self.is_receiver_dead() => {

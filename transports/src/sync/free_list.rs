@@ -19,7 +19,7 @@ pub struct FreeList {
 }
 
 impl FreeList {
-    /// An empty list that can hold the indices `0..capacity`.
+    /// Makes an empty list that can hold the indices `0..capacity`.
     pub fn new(capacity: usize) -> Self {
         Self {
             top: CachePadded::new(AtomicU64::new(0)),
@@ -27,7 +27,7 @@ impl FreeList {
         }
     }
 
-    /// A full list: all of `0..capacity`, the lowest on top.
+    /// Makes a full list: all of `0..capacity`, the lowest on top.
     pub fn full(capacity: usize) -> Self {
         let list = Self::new(capacity);
         for index in (0..u32::try_from(capacity).unwrap_or(u32::MAX)).rev() {

@@ -59,12 +59,12 @@ pub unsafe trait Slots {
     /// # Safety
     /// The slot is the producer's at the moment.
     unsafe fn write(&self, at: usize, f: impl FnOnce(*mut u8));
-    /// A hint that the producer will soon write this slot.
+    /// Hints that the producer will soon write this slot.
     #[inline(always)]
     fn will_write(&self, at: usize) {
         let _ = at;
     }
-    /// A hint that the consumer will soon read this slot.
+    /// Hints that the consumer will soon read this slot.
     #[inline(always)]
     fn will_read(&self, at: usize) {
         let _ = at;
@@ -258,6 +258,8 @@ impl<S: Slots> Producer<S> {
     }
 }
 
+/// Copies a part of a record into a slot's body, from `at` on.
+///
 /// # Safety
 /// `body` is a slot's body, and `at + part.len()` at most [`BODY`].
 #[inline(always)]
@@ -439,6 +441,8 @@ impl<S: Slots> Record<'_, S> {
     }
 }
 
+/// Copies bytes out of a slot's body.
+///
 /// # Safety
 /// `to.len()` bytes are readable at `from`.
 #[inline(always)]
@@ -477,7 +481,7 @@ pub mod heap {
     unsafe impl Sync for Inner {}
 
     impl HeapSlots {
-        /// Fresh slots; `capacity` is rounded up to a power of two.
+        /// Makes fresh slots. `capacity` is rounded up to a power of two.
         pub fn new(capacity: usize) -> Self {
             let slot = || Slot { control: AtomicU64::new(0), body: UnsafeCell::new([0; BODY]) };
             let slots = (0..capacity.next_power_of_two()).map(|_| slot()).collect();

@@ -246,7 +246,7 @@ impl TcpDevice {
         }
     }
 
-    /// Both ends of a connection are over: the peer begins neither anew before its end is reported.
+    /// Ends both ends of a connection. The peer begins neither anew before its end is reported.
     fn end(&self, polling: &mut Polling, index: u32, cause: DownCause) {
         if let Some(Some(entry)) = polling.inbound.get(index as usize) {
             entry.link.fail(&self.shared, cause.clone());
@@ -255,7 +255,8 @@ impl TcpDevice {
         polling.leave(index);
     }
 
-    /// A connection has ended without the end of its links: one side makes another, or is dead.
+    /// Takes up that a connection has ended without the end of its links. One side makes another,
+    /// or is dead.
     fn lose(&self, polling: &mut Polling, index: u32) {
         let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
         let Some(socket) = entry.socket.take() else { return };

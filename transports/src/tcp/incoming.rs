@@ -74,8 +74,8 @@ pub(super) enum Read {
 }
 
 impl Incoming {
-    /// `window`: bytes that the sender sends without an acknowledgement. `longest`: bytes of the
-    /// longest message.
+    /// Makes the receiving end of a link. `window`: bytes that the sender sends without an
+    /// acknowledgement. `longest`: bytes of the longest message.
     pub(super) fn new(peer: PeerId, window: u64, longest: usize) -> Self {
         // What is not acknowledged leaves room for any message.
         let rest = window.saturating_sub((HEAD + longest) as u64);

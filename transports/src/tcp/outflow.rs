@@ -101,18 +101,18 @@ pub(super) struct Outflow {
 }
 
 impl Outflow {
-    /// Copied bytes that are not acknowledged, apart from notes.
+    /// Returns the number of copied bytes that are not acknowledged, apart from notes.
     pub(super) fn copied(&self) -> usize {
         // A part of the first note may be acknowledged.
         self.copied.len().saturating_sub(self.notes.len() * HEAD)
     }
 
-    /// Bytes that were not sent.
+    /// Returns the number of bytes that were not sent.
     pub(super) fn unsent(&self) -> u64 {
         self.end - self.sent
     }
 
-    /// Bytes that were sent and are not acknowledged.
+    /// Returns the number of bytes that were sent and are not acknowledged.
     pub(super) fn unacked(&self) -> u64 {
         self.sent - self.acked
     }

@@ -41,12 +41,12 @@ impl Side {
         Self::with(me, usize::MAX, 1 << 20)
     }
 
-    /// `packets`: those that are free, at most; `window`: bytes.
+    /// Makes a side with at most `packets` free packets, and a window of `window` bytes.
     fn with(me: u32, packets: usize, window: usize) -> Self {
         Self::within(TIMEOUT, me, packets, window)
     }
 
-    /// `timeout`: until a silent peer counts as gone.
+    /// Makes a side for which a peer that is silent for `timeout` counts as gone.
     fn within(timeout: Duration, me: u32, packets: usize, window: usize) -> Self {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
         let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();

@@ -66,7 +66,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    /// `kind`: [`HELLO`] or [`WELCOME`].
+    /// Returns the introduction as a message of a `kind`: [`HELLO`] or [`WELCOME`].
     pub(super) fn message(&self, kind: u32) -> Vec<u8> {
         PROTOCOL.message(kind, &[self.as_bytes()])
     }

@@ -40,7 +40,7 @@ impl Channel {
         TcpChannel::dial(to, LIMITS).map(Self)
     }
 
-    /// The end of a connection that was accepted.
+    /// Wraps the end of a connection that was accepted.
     ///
     /// # Errors
     /// The kernel's.

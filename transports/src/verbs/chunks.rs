@@ -36,6 +36,8 @@ struct Shown {
 }
 
 impl ShownChunks {
+    /// Takes a buffer, of which `rails` show chunks to the peer.
+    ///
     /// # Errors
     /// It is no writable host memory that stays in place. Returned with the buffer.
     pub(super) fn of(

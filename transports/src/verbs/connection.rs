@@ -83,7 +83,7 @@ impl Connection {
         (self.peer, self.device)
     }
 
-    /// Largest message in bytes.
+    /// Returns the length of the largest message in bytes.
     #[inline(always)]
     pub(super) fn packet_size(&self) -> usize {
         self.packet_size
@@ -143,7 +143,7 @@ impl Connection {
         self.told(sent.map(|()| Submit::Done))
     }
 
-    /// As [`send`](Self::send), for a message behind which others follow at once.
+    /// Sends a message as [`send`](Self::send) does, when others follow it at once.
     pub(super) fn send_with_more(
         &self,
         header: Header,

@@ -139,6 +139,8 @@ impl GpuMemory {
         Ok(format!("{}{flushed}{}", used.name(), refused.collect::<String>()))
     }
 
+    /// Registers `len` bytes at `addr` of a GPU's memory by one way.
+    ///
     /// # Safety
     /// As [`register`](Self::register).
     unsafe fn try_way(

@@ -29,7 +29,7 @@ use std::sync::Arc;
 const CALLS_AGAIN: u8 = 20;
 
 impl Polling {
-    /// A connection to a device, called if there is none.
+    /// Returns a connection to a device. Calls the device if there is none.
     pub(super) fn call(
         &mut self,
         to: &Address,
@@ -80,7 +80,7 @@ impl Polling {
         Ok(connection)
     }
 
-    /// A connection with a queue pair that is joined to none.
+    /// Makes a connection, whose queue pair is not joined to a peer's, and returns its number.
     pub(super) fn prepare(&mut self, peer: PeerId, device: DeviceKey) -> Result<u32, String> {
         let index = self.entries.vacant();
         if index >= MOST_CONNECTIONS {
@@ -165,7 +165,7 @@ impl Polling {
         })
     }
 
-    /// Room in the completion queue for all that a connection can have outstanding.
+    /// Reserves room in the completion queue for all that a connection can have outstanding.
     fn reserve(&mut self) -> Result<(), String> {
         let wanted = self.reserved + self.shared.options.send_depth + 2;
         if wanted > self.queue.depth() {
@@ -239,7 +239,7 @@ impl Polling {
         Ok(())
     }
 
-    /// Both sides are ready.
+    /// Takes a connection into use, since both sides are ready.
     fn up(&mut self, index: u32) {
         let Some(entry) = self.entries.get(index) else { return };
         entry.phase = Phase::Up;
@@ -300,7 +300,7 @@ impl Polling {
         }
     }
 
-    /// The greeting of a call of this side is over: introduces this end.
+    /// Introduces this end to a device that this side has called, when the greeting has ended.
     fn introduce(&mut self, index: u32, session: Box<Session>) -> Result<(), DownCause> {
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
         let (peer, device) = entry.connection.whom();
@@ -355,7 +355,8 @@ impl Polling {
         said.map_err(|error| DownCause::Gone(format!("its connection failed: {error}")))
     }
 
-    /// A peer's connection has ended, or never came about.
+    /// Takes up that the peer's TCP connection has ended, or never came about. Calls the peer
+    /// again, or ends the connection.
     fn hung_up(&mut self, index: u32, why: String) {
         let Some(entry) = self.entries.get(index) else { return };
         entry.channel = None;
@@ -398,7 +399,7 @@ impl Polling {
         waits
     }
 
-    /// Calls those again for which this process lacked something.
+    /// Repeats the calls for which this process lacked something.
     #[cold]
     pub(super) fn dial_again(&mut self) {
         for (index, why) in std::mem::take(&mut self.undialled) {
@@ -410,8 +411,8 @@ impl Polling {
         }
     }
 
-    /// The peer's end has come over TCP. It may have been quicker than this rank's NIC to find out
-    /// that nothing gets through.
+    /// Returns the cause of an end that has come over TCP, and names trouble of this rank's NIC.
+    /// The peer may have been quicker than that NIC to find out that nothing gets through.
     fn broken_off(&self, why: String) -> DownCause {
         match self.shared.own_trouble() {
             None => DownCause::Gone(why),
@@ -419,7 +420,7 @@ impl Polling {
         }
     }
 
-    /// A connection has come to an end, by whatever cause. What is on its way comes first.
+    /// Ends a connection, by whatever cause. What is on its way comes first.
     pub(super) fn end(&mut self, index: u32, cause: DownCause) {
         let Some(entry) = self.entries.get(index) else { return };
         if entry.phase == Phase::Failing {
@@ -437,7 +438,7 @@ impl Polling {
         }
     }
 
-    /// All connections to a rank have come to an end.
+    /// Ends all connections to a rank.
     pub(super) fn end_all_of(&mut self, peer: PeerId, cause: &DownCause) {
         for index in self.entries.numbers() {
             if self.entries.get(index).is_some_and(|entry| entry.connection.peer == peer) {
@@ -446,8 +447,8 @@ impl Polling {
         }
     }
 
-    /// The completion queue was found empty: of connections that were forsaken nothing comes any
-    /// more.
+    /// Finishes the connections that were forsaken. The completion queue was found empty, so
+    /// nothing more comes of them.
     #[cold]
     pub(super) fn part(&mut self) {
         while let Some(index) = self.partings.next() {
@@ -455,7 +456,7 @@ impl Polling {
         }
     }
 
-    /// Its requests have come back, and all that had arrived before.
+    /// Finishes a connection whose requests have come back, and all that had arrived before.
     pub(super) fn drained(&mut self, index: u32) {
         if let Some(entry) = self.entries.get(index)
             && let Some(queue) = entry.connection.queue()
@@ -473,7 +474,7 @@ impl Polling {
         self.end(index, DownCause::Closed);
     }
 
-    /// This side wants it to end: what was sent still arrives.
+    /// Ends a connection that this side does not want any more. What was sent still arrives.
     pub(super) fn leave(&mut self, index: u32) {
         let Some(entry) = self.entries.get(index) else { return };
         entry.is_quiet = true;
@@ -486,7 +487,7 @@ impl Polling {
         }
     }
 
-    /// Nothing of it is on its way any more.
+    /// Removes a connection of which nothing is on its way any more, and reports its end.
     pub(super) fn finish(&mut self, index: u32) {
         let Some(mut entry) = self.entries.remove(index) else { return };
         self.release();
@@ -543,7 +544,7 @@ impl Polling {
         }
     }
 
-    /// Nothing goes any more, now or later.
+    /// Ends all connections, since nothing goes through the NIC now or later.
     #[cold]
     pub(super) fn lose_everybody(&mut self, why: &str) {
         if self.broken.is_none() {

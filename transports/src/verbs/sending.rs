@@ -353,8 +353,8 @@ impl Sending {
         unsafe { self.post_as(request, signalled, false) }
     }
 
-    /// As [`post`](Self::post). With `ends`, its completion tells the poller that an operation on
-    /// memory has ended.
+    /// Posts a request as [`post`](Self::post) does. With `ends`, its completion tells the poller
+    /// that an operation on memory has ended.
     ///
     /// # Safety
     /// As of [`post`](Self::post).
@@ -383,6 +383,8 @@ impl Sending {
         Ok(())
     }
 
+    /// Posts a request under the name that it has.
+    ///
     /// # Safety
     /// As of [`post`](Self::post).
     #[inline(always)]

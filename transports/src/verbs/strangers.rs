@@ -45,7 +45,7 @@ impl Strangers {
         self.held.push(guest);
     }
 
-    /// The guest whose older connection has ended.
+    /// Takes the guest whose older connection has ended.
     pub(super) fn take_held(&mut self, from: PeerId, device: DeviceKey) -> Option<Guest> {
         let at = self.held.iter().position(|guest| (guest.from, guest.device) == (from, device))?;
         Some(self.held.swap_remove(at))
@@ -155,7 +155,7 @@ impl Polling {
         }
     }
 
-    /// A device of this job calls.
+    /// Answers a device of this job that calls, keeps it for later, or refuses it.
     pub(super) fn meet(&mut self, guest: Guest) {
         let key = self.key;
         if let Some(why) = self.broken.clone() {

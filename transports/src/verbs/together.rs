@@ -126,7 +126,8 @@ mod tests {
             .collect()
     }
 
-    /// The messages of a request, the same whether it is in a packet or was copied out of one.
+    /// Returns the messages of a request. Checks that they are the same if it is in a packet and if
+    /// it was copied out of one.
     fn all(bytes: &[u8]) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
         let found = all_of(opened(bytes));
         let aside = Opened::new(0, PeerId(7), Payload::Aside(bytes.to_vec()));

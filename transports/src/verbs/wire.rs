@@ -104,12 +104,12 @@ pub fn greeting(role: Role, identity: &Identity, device: DeviceKey) -> Result<Gr
 }
 
 impl Message {
-    /// The caller's introduction of its end.
+    /// Makes the caller's introduction of its end.
     pub fn hello(session: &Session, end: End) -> Self {
         Self::Hello { seal: session.seal(end.as_bytes()), end }
     }
 
-    /// The answer to it, with the other end.
+    /// Makes the answer to an introduction, with the other end.
     pub fn welcome(session: &Session, end: End) -> Self {
         Self::Welcome { seal: session.seal(end.as_bytes()), end }
     }

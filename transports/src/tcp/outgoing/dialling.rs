@@ -145,7 +145,7 @@ impl Outgoing {
         }
     }
 
-    /// The connection carries bytes both ways from now on.
+    /// Takes up the connection that was dialled. It carries bytes both ways from now on.
     pub(super) fn up(
         &self,
         sending: &mut Sending,

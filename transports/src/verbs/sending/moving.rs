@@ -165,7 +165,7 @@ impl Sending {
         posted.map_err(|_| Unsent::Failed("the read behind a write was refused".into()))
     }
 
-    /// As [`transfer`](Self::transfer), for a few bytes, which are copied.
+    /// Starts a transfer as [`transfer`](Self::transfer) does, of a few bytes, which are copied.
     fn small_transfer(
         &mut self,
         (direction, addr, rkey): (Direction, u64, u32),

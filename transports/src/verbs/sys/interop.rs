@@ -10,7 +10,7 @@ mod rdma_sys {
     use std::sync::Arc;
 
     impl Context {
-        /// A context of the crate `rdma-sys`: see [`Context::from_raw`].
+        /// Adopts a context of the crate `rdma-sys`: see [`Context::from_raw`].
         ///
         /// # Safety
         /// As there.
@@ -24,7 +24,7 @@ mod rdma_sys {
     }
 
     impl ProtectionDomain {
-        /// A protection domain of the crate `rdma-sys`: see [`ProtectionDomain::from_raw`].
+        /// Adopts a protection domain of the crate `rdma-sys`: see [`ProtectionDomain::from_raw`].
         ///
         /// # Safety
         /// As there.
@@ -46,7 +46,7 @@ mod ibverbs {
     use std::sync::Arc;
 
     impl Context {
-        /// A context of the crate `ibverbs-sys`: see [`Context::from_raw`].
+        /// Adopts a context of the crate `ibverbs-sys`: see [`Context::from_raw`].
         ///
         /// # Safety
         /// As there.
@@ -60,7 +60,8 @@ mod ibverbs {
     }
 
     impl ProtectionDomain {
-        /// A protection domain of the crate `ibverbs-sys`: see [`ProtectionDomain::from_raw`].
+        /// Adopts a protection domain of the crate `ibverbs-sys`: see
+        /// [`ProtectionDomain::from_raw`].
         ///
         /// # Safety
         /// As there.

@@ -41,7 +41,7 @@ impl CompletionChannel {
         Ok(channel)
     }
 
-    /// The descriptor, which does not block.
+    /// Returns the descriptor, which does not block.
     pub fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: open as long as the channel exists; checked to be a descriptor when the channel
         // was created.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub struct DeviceName(Box<str>);
 
 impl DeviceName {
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -293,6 +293,8 @@ impl Drop for Devices<'_> {
     }
 }
 
+/// Returns the name of a device.
+///
 /// # Safety
 /// It is a device of a list that is not freed, or of a context that is open.
 unsafe fn device_name(verbs: &Verbs, device: *mut ibv_device) -> DeviceName {

@@ -109,6 +109,8 @@ impl ProtectionDomain {
     }
 }
 
+/// Deallocates a thread domain.
+///
 /// # Safety
 /// It is of that context, and nothing is made in it.
 unsafe fn dealloc_td(context: &Context, thread: *mut ibv_td) {

@@ -83,6 +83,8 @@ impl Context {
     }
 }
 
+/// Returns the object that an event is about.
+///
 /// # Safety
 /// libibverbs has returned the event, and it is not acknowledged.
 unsafe fn subject(event: &ibv_async_event) -> Subject {

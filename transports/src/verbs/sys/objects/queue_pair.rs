@@ -238,12 +238,12 @@ impl QueuePair {
         self.srq.as_ref()
     }
 
-    /// The domain that it is of.
+    /// Returns the protection domain that the queue pair is of.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
 
-    /// The library's own structure, which is there as long as this is.
+    /// Returns the library's own structure, which exists as long as this.
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.raw.raw()

@@ -39,7 +39,7 @@ fn spec<'a>(
     }
 }
 
-/// One of everything, in the order in which it is made.
+/// Makes one object of each type, and returns them in the order in which they are made.
 fn one_of_everything() -> Vec<Box<dyn Any>> {
     let context = open();
     let domain = ProtectionDomain::alloc(&context).expect("a domain");

@@ -81,7 +81,7 @@ pub(super) fn boasts(queue: *mut ibv_cq) {
     books(|books| books.boasting.insert(queue.addr()));
 }
 
-/// Function and access of the last registration of memory.
+/// Returns the function and the access of the last registration of memory.
 pub(super) fn last_registration() -> (&'static str, u32) {
     books(|books| books.registration).expect("something was registered")
 }
