@@ -44,7 +44,7 @@ fn device(gpu: &Arc<dyn Gpu>) -> i32 {
     i32::try_from(gpu.info().ordinal).unwrap()
 }
 
-/// Role of the process that the test above starts.
+/// Copies while threads repeat the actions of [`SORTS`], in the process that the test above starts.
 pub fn busy_program() {
     let (_, gpus) = need(1).unwrap();
     let mut other = Other::start("export: plain", &[]);

@@ -101,7 +101,8 @@ fn a_destroyed_context_is_an_error_and_its_handle_may_come_back() {
     Other::alone("destroyed context");
 }
 
-/// Role of the process that the test above starts, alone in case the driver crashes.
+/// Uses objects of a destroyed context, in the process that the test above starts: alone in case
+/// the driver crashes.
 pub fn in_a_destroyed_context() {
     let (driver, gpus) = need(1).unwrap();
     let context = user::new_context(0);

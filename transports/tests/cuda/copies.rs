@@ -62,7 +62,8 @@ fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {
     Other::alone("freed memory");
 }
 
-/// Role of the process that the test above starts, alone in case the driver takes such a copy.
+/// Copies from and to freed memory, in the process that the test above starts: alone in case the
+/// driver takes such a copy.
 pub fn of_freed_memory() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));

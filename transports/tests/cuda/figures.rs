@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The best of five runs of `count` calls, in nanoseconds a call.
+/// Returns the best of five runs of `count` calls, in nanoseconds a call.
 fn best(count: usize, mut run: impl FnMut(usize)) -> f64 {
     run(count.min(10));
     let time = |_| {

@@ -109,7 +109,7 @@ impl Drop for Module {
     }
 }
 
-/// The two words of the kernel.
+/// Reads the two words of the kernel.
 pub fn words(at: usize) -> [u32; 2] {
     let mut words = [0; 2];
     // SAFETY: eight bytes at both ends.

@@ -98,7 +98,7 @@ fn a_batch_on_a_default_stream_is_behind_what_came_before_it_and_in_front_of_wha
     Other::alone("default streams");
 }
 
-/// Role of the process that the test above starts.
+/// Gives default streams batches, in the process that the test above starts.
 pub fn on_default_streams() {
     const COUNT: usize = 1000;
     let (driver, gpus) = need(1).unwrap();

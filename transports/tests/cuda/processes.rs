@@ -231,7 +231,8 @@ fn an_importer_survives_the_death_of_the_exporter() {
     KINDS.iter().for_each(|(kind, _)| Other::alone(&format!("survivor: {kind}")));
 }
 
-/// Role of the process that the test above starts, alone in case its context is lost.
+/// Kills an exporter and goes on, in the process that the test above starts: alone in case its
+/// context is lost.
 pub fn survive(kind: &str) {
     let (_, gpus) = need(1).unwrap();
     let mut other = Other::start(&format!("export: {kind}"), &[]);
@@ -261,7 +262,7 @@ pub fn survive(kind: &str) {
     copy_and_check(&*gpus[0], (&dst, 3), (&src, 5), LEN, 90);
 }
 
-/// An event of one process holds up a stream of another.
+/// Holds up a stream of this process by an event of another.
 pub fn wait_for_events(wire: &Wire) {
     let (_, gpus) = need(1).unwrap();
     let gpu = far(&gpus);
@@ -289,7 +290,7 @@ fn a_stream_waits_for_an_event_of_another_process() {
     Other::alone("event of another");
 }
 
-/// Role of the process that the test above starts.
+/// Records an event that another process waits for, in the process that the test above starts.
 pub fn event_of_another() {
     let (_, gpus) = need(1).unwrap();
     let other = Other::start("wait", &[]);
@@ -318,8 +319,8 @@ pub fn event_of_another() {
     other.expect_success();
 }
 
-/// Mappings, descriptors and device memory return to their first numbers after many rounds. In a
-/// process of its own, because other tests allocate, too.
+/// Checks that many rounds leave no descriptors behind, and few mappings. In a process of its own,
+/// because other tests allocate, too.
 pub fn rounds(wire: &Wire) {
     let (_, gpus) = need(1).unwrap();
     let gpu = &gpus[0];

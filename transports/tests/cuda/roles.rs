@@ -109,7 +109,7 @@ impl Wire {
         self.hear_or_end().expect("the other side ended")
     }
 
-    /// `None` when the other side has hung up.
+    /// Receives a message. `None`: the other side has hung up.
     pub fn hear_or_end(&self) -> Option<Vec<u8>> {
         let (mut wire, mut len) = (&self.0, [0; 4]);
         wire.read_exact(&mut len).ok()?;
@@ -123,7 +123,7 @@ impl Wire {
         assert_eq!(String::from_utf8_lossy(&self.hear()), word);
     }
 
-    /// VMM rule 4: descriptors travel by SCM_RIGHTS.
+    /// Sends a handle. Its descriptor travels by SCM_RIGHTS (VMM rule 4).
     pub fn say_handle(&self, handle: &Handle) {
         self.say(&handle.encode());
         let Some(fd) = handle.fd() else { return };

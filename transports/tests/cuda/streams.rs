@@ -75,7 +75,7 @@ fn a_stream_waits_for_a_word_and_writes_one_in_pinned_and_in_registered_memory()
     Other::alone("words");
 }
 
-/// Role of the process that the test above starts.
+/// Lets streams wait for words and write words, in the process that the test above starts.
 pub fn words() {
     let (_, gpus) = need(1).unwrap();
     let pinned = make(&gpus[0], "pinned", 4096);
@@ -143,7 +143,7 @@ fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
     Other::alone("beside a kernel");
 }
 
-/// Role of the process that the test above starts.
+/// Copies next to a kernel on the default stream, in the process that the test above starts.
 pub fn beside_a_kernel() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));
@@ -182,7 +182,7 @@ fn the_programs_synchronisation_is_not_held_up_by_what_waits_in_our_streams() {
     Other::alone("synchronisation");
 }
 
-/// Role of the process that the test above starts.
+/// Synchronises while a stream of the library waits, in the process that the test above starts.
 pub fn synchronisation() {
     let (_, gpus) = need(1).unwrap();
     let stream = gpus[0].stream().unwrap();

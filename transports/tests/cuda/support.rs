@@ -44,7 +44,7 @@ pub fn payload(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Memory by a name of its kind: `host`, or a flavour, on a device.
+/// Allocates memory by a name of its kind: `host`, or a flavour, on a device.
 pub fn make(gpu: &Arc<dyn Gpu>, kind: &str, len: usize) -> Region {
     match flavour(kind) {
         Some(flavour) => gpu.allocate(len, flavour).unwrap_or_else(|why| panic!("{kind}: {why}")),
@@ -99,7 +99,7 @@ pub fn copy_and_check(
     );
 }
 
-/// The driver's error of a copy that failed.
+/// Returns the driver's error of a copy that failed.
 pub fn cause(outcome: Result<(), CopyError>) -> GpuError {
     match outcome.unwrap_err() {
         CopyError::Engine { cause, .. } => cause,

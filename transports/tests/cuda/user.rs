@@ -10,7 +10,7 @@ pub fn ok(result: cu::CUresult) {
     assert_eq!(result, cu::CUresult::CUDA_SUCCESS);
 }
 
-/// The calling thread's context.
+/// Returns the calling thread's context.
 pub fn current() -> usize {
     let mut context = null_mut();
     // SAFETY: the place for the answer is local.
@@ -24,7 +24,7 @@ pub fn set_current(context: usize) {
     unsafe { ok(cu::cuCtxSetCurrent(context as cu::CUcontext)) };
 }
 
-/// A device's primary context, retained to the end of the program.
+/// Returns a device's primary context, retained to the end of the program.
 pub fn primary(device: i32) -> usize {
     let mut context = null_mut();
     // SAFETY: the place for the answer is local.
@@ -32,7 +32,7 @@ pub fn primary(device: i32) -> usize {
     context as usize
 }
 
-/// A context of the user's own, current when this returns.
+/// Creates a context of the user's own, which is current when this returns.
 pub fn new_context(device: i32) -> usize {
     let mut context = null_mut();
     // SAFETY: the place for the answer is local; no parameters means the defaults.
@@ -45,7 +45,7 @@ pub fn destroy_context(context: usize) {
     unsafe { ok(cu::cuCtxDestroy_v2(context as cu::CUcontext)) };
 }
 
-/// `cudaMalloc`, in the current context.
+/// Allocates memory in the current context, as `cudaMalloc` does.
 pub fn alloc(len: usize) -> usize {
     let mut ptr = 0;
     // SAFETY: the place for the answer is local.
@@ -58,8 +58,8 @@ pub fn free(ptr: usize) {
     unsafe { ok(cu::cuMemFree_v2(ptr as u64)) };
 }
 
-/// A stream that the legacy default stream waits for, or one that it does not, in the current
-/// context.
+/// Creates a stream in the current context. `flags` say whether the legacy default stream waits for
+/// it.
 pub fn stream(flags: u32) -> usize {
     let mut stream = null_mut();
     // SAFETY: the place for the answer is local.
@@ -83,7 +83,7 @@ pub fn end_capture(stream: usize) -> u32 {
     unsafe { cu::cuStreamEndCapture(stream as cu::CUstream, &raw mut graph) as u32 }
 }
 
-/// An event without a time, in the current context.
+/// Creates an event without a time, in the current context.
 pub fn event() -> usize {
     let mut event = null_mut();
     // SAFETY: the place for the answer is local.
@@ -101,7 +101,7 @@ pub fn synchronize(stream: usize) {
     unsafe { ok(cu::cuStreamSynchronize(stream as cu::CUstream)) };
 }
 
-/// `cudaDeviceSynchronize`.
+/// Waits for all work of the current context, as `cudaDeviceSynchronize` does.
 pub fn synchronize_all() {
     // SAFETY: no arguments.
     unsafe { ok(cu::cuCtxSynchronize()) };
@@ -244,7 +244,7 @@ pub fn spin(stream: usize, flag: usize) {
     }
 }
 
-/// The flags of the current context.
+/// Returns the flags of the current context.
 pub fn context_flags() -> u32 {
     let mut flags = 0;
     // SAFETY: the place for the answer is local.
@@ -252,7 +252,7 @@ pub fn context_flags() -> u32 {
     flags
 }
 
-/// Plain copies, as a program makes them.
+/// Starts a plain copy on a stream, as a program does.
 pub fn copy_async(dst: usize, src: usize, len: usize, stream: usize) {
     // SAFETY: the callers keep the memory until they have synchronised.
     unsafe { ok(cu::cuMemcpyDtoDAsync_v2(dst as u64, src as u64, len, stream as cu::CUstream)) };
@@ -272,7 +272,7 @@ pub fn enable_peer(context: usize) {
     assert!([cu::CUresult::CUDA_SUCCESS, already].contains(&result), "{result:?}");
 }
 
-/// The driver's own word on the version of the library.
+/// Returns the driver's own name of a code.
 pub fn name_of(code: i32) -> String {
     let mut name = null();
     // SAFETY: the place for the answer is local, and the codes asked for are ones of the headers.
@@ -283,8 +283,8 @@ pub fn name_of(code: i32) -> String {
     }
 }
 
-/// Memory of a device's default pool, ordered by a stream, as `cudaMallocAsync` gives it; in the
-/// current context. `None`: the pool has no more.
+/// Allocates memory of a device's default pool, ordered by a stream, as `cudaMallocAsync` does, in
+/// the current context. `None`: the pool has no more.
 pub fn alloc_from_pool(device: i32, len: usize, stream: usize) -> Option<usize> {
     let (mut pool, mut ptr) = (null_mut(), 0);
     // SAFETY: the places for the answers are local, and the stream is alive.

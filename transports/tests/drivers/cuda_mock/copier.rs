@@ -489,7 +489,7 @@ fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
     ground.copy(0, 8).unwrap();
 }
 
-/// The target is the program's own memory: another driver over the same library has allocated it.
+/// Makes the target the program's own memory: another driver of the same library has allocated it.
 fn foreign(ground: Ground) -> Ground {
     let others = open(&ground.library).devices().unwrap().remove(0);
     let theirs = others.allocate(100_000, Flavour::Plain).unwrap();

@@ -29,7 +29,7 @@ impl Ground {
         Self { library, gpu, from, to, bytes }
     }
 
-    /// Calls for many copies, for rows, and for one each.
+    /// Returns the numbers of calls for many copies, for rows, and for one copy each.
     fn calls(&self) -> [i32; 3] {
         ["mock_batches", "mock_grids", "mock_copies"].map(|name| word(&self.library, name))
     }
@@ -90,7 +90,7 @@ impl Ground {
     }
 }
 
-/// Pieces of 64 bytes in no order.
+/// Returns pieces of 64 bytes in no order.
 fn scattered(count: usize) -> Vec<(usize, usize, usize)> {
     (0..count).map(|at| (at * 7919 % count * 128, at * 104_729 % count * 96, 64)).collect()
 }

@@ -25,7 +25,8 @@ fn gpu(kind: u32) -> Arc<dyn Gpu> {
     open(&library).devices().unwrap().remove(0)
 }
 
-/// The reader is the memory's own device, since a mock has only one.
+/// Checks that the GPU is kept from writing. The reader is the memory's own device, since a mock
+/// has only one.
 fn verdict(gpu: &Arc<dyn Gpu>) -> Result<(), GpuError> {
     gpu.keeps_from_writing(gpu.info().uuid)
 }

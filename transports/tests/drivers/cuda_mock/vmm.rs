@@ -62,7 +62,7 @@ fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_add
     assert_eq!(live(&library), [0; 3]);
 }
 
-/// Invalid arguments, and the code of each.
+/// Makes calls with invalid arguments. Returns the code that is expected of each, and the error.
 fn refusals(gpu: &dyn Gpu, reservation: &Reservation, other: &Reservation) -> Vec<(i32, GpuError)> {
     let me = gpu.info().uuid;
     let at = |offset, len| {

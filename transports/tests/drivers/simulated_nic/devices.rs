@@ -12,7 +12,7 @@ use carrack_transports::verbs::sys::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One write from `a` to `b`.
+/// Writes once from `a` to `b`, and checks the bytes.
 fn write_once(bench: &Bench) {
     let (qa, _qb) = bench.connect(&Options::default());
     let (a, b) = (bench.a.buffer(100), bench.b.buffer(100));

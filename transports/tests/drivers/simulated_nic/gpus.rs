@@ -20,7 +20,7 @@ fn bench() -> (Bench, FakeDriver) {
     (Bench::simulated(Config { gpus, ..Config::devices(2) }), driver)
 }
 
-/// Memory of a GPU, registered by its address.
+/// Registers memory of a GPU by its address.
 fn register(node: &Node, region: &Region, access: Access) -> MemoryRegion {
     let addr = std::ptr::with_exposed_provenance_mut(region.addr());
     // SAFETY: the tests keep the memory until the registration has ended.

@@ -64,7 +64,7 @@ fn gid_words(gid: [u8; 16]) -> [u64; 2] {
     [high, low].map(|half| u64::from_be_bytes(half.try_into().unwrap()))
 }
 
-/// The route to a GID that came as two words.
+/// Returns the route to a GID that came as two words.
 fn route(node: &Node, gid: &[u64]) -> ibv::ibv_ah_attr {
     let mut route = node.route_to(node);
     let raw = [gid[0].to_be_bytes(), gid[1].to_be_bytes()].concat();

@@ -56,12 +56,12 @@ impl Buffer {
         self.region.lkey()
     }
 
-    /// A part of it as a peer names it.
+    /// Returns a part of the buffer as a peer names it.
     pub fn remote(&self, at: usize) -> (u64, u32) {
         (self.addr() + at as u64, self.region.rkey())
     }
 
-    /// A part of it as a piece of a work request.
+    /// Returns a part of the buffer as a piece of a work request.
     pub fn piece(&self, range: Range<usize>) -> ibv_sge {
         let length = u32::try_from(range.len()).expect("a length");
         ibv_sge { addr: self.addr() + range.start as u64, length, lkey: self.lkey() }

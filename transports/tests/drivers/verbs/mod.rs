@@ -57,7 +57,7 @@ impl Bench {
         }
     }
 
-    /// Two devices of a simulated NIC of its own.
+    /// Opens two devices of a simulated NIC of its own.
     pub fn simulated(config: Config) -> Self {
         let nic = SimulatedNic::new(config).expect("a simulated NIC");
         let verbs = nic.verbs();
@@ -68,12 +68,12 @@ impl Bench {
         self.nic.is_some()
     }
 
-    /// The simulated NIC.
+    /// Returns the simulated NIC.
     pub fn nic(&self) -> &SimulatedNic {
         self.nic.as_ref().expect("this bench is simulated")
     }
 
-    /// A pair of connected queue pairs, of `a` and of `b`.
+    /// Makes a pair of connected queue pairs, of `a` and of `b`.
     pub fn connect(&self, options: &Options) -> (Arc<QueuePair>, Arc<QueuePair>) {
         let a = self.a.queue_pair(options, None);
         let b = self.b.queue_pair(options, None);
@@ -138,19 +138,19 @@ impl Node {
         Buffer::new(&self.domain, len, all_access())
     }
 
-    /// The next completion.
+    /// Waits for the next completion, and returns it.
     pub fn completion(&self) -> ibv_wc {
         completion(&self.cq)
     }
 
-    /// The next completion, which has to be a success.
+    /// Waits for the next completion, which has to be a success.
     pub fn success(&self) -> ibv_wc {
         let found = self.completion();
         assert_eq!(found.status, IBV_WC_SUCCESS, "status of request {}", found.wr_id);
         found
     }
 
-    /// The route to another node.
+    /// Returns the route to another node.
     pub fn route_to(&self, other: &Self) -> ibv_ah_attr {
         let is_ethernet = u32::from(self.port.link_layer) == IBV_LINK_LAYER_ETHERNET;
         ibv_ah_attr {
@@ -176,7 +176,7 @@ impl Node {
     }
 }
 
-/// The next completion of a queue.
+/// Waits for the next completion of a queue, and returns it.
 pub fn completion(cq: &CompletionQueue) -> ibv_wc {
     completion_within(cq, PATIENCE).expect("a completion")
 }
@@ -201,7 +201,7 @@ pub fn readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
     poll(&mut fds, Some(&Timespec::try_from(within).expect("a time"))).expect("poll") == 1
 }
 
-/// The immediate value of a completion, in this machine's order.
+/// Returns the immediate value of a completion, in this machine's byte order.
 pub fn immediate(found: &ibv_wc) -> u32 {
     assert_ne!(found.wc_flags & IBV_WC_WITH_IMM, 0, "it has an immediate value");
     // SAFETY: a number, whatever was written to the union.
