@@ -21,7 +21,7 @@ pub(crate) fn seconds(text: &str, most: f64, what: &str) -> Result<Duration, Str
     }
 }
 
-/// A length of time as a measurement takes it.
+/// Parses the length of time of a measurement.
 pub(crate) fn of_measurement(text: &str) -> Result<Duration, String> {
     seconds(text, 3600.0, "give a number of seconds above 0 and up to 3600, such as 0.5")
 }

@@ -152,7 +152,7 @@ fn view(
     Ok(text)
 }
 
-/// A peer's paths, as JSON.
+/// Converts the paths to a peer to JSON.
 fn to_json(me: Rank, paths: &PeerPaths) -> Value {
     let path = |path: &PathVerdict| {
         let (verdict, why) = match &path.verdict {

@@ -93,15 +93,15 @@ fn machine() -> Value {
     })
 }
 
-/// The processor's name. Where the kernel gives none (many ARM machines), there is none.
+/// Returns the processor's name. Where the kernel gives none (many ARM machines), there is none.
 fn cpu_model() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?;
     Some(line.1.trim().to_owned())
 }
 
-/// A transport. `note` describes the devices, or says why there are none; `devices` are those that
-/// can be opened, in the order in which a rank that is alone would take them.
+/// Describes a transport. `note` describes the devices, or says why there are none. `devices` are
+/// those that can be opened, in the order in which a rank that is alone would take them.
 fn transport(transport: &dyn Transport, settings: &Settings) -> Value {
     let name = transport.name();
     let (available, note, devices) = match transport.devices() {
@@ -122,7 +122,8 @@ fn transport(transport: &dyn Transport, settings: &Settings) -> Value {
     })
 }
 
-/// The drivers that a runtime with these settings has: it alone knows which they are.
+/// Describes the drivers that a runtime with these settings has. Only a runtime knows which they
+/// are.
 fn gpus(settings: &Settings) -> Value {
     match Runtime::in_process_with(1, settings) {
         Ok(alone) => {
@@ -135,7 +136,7 @@ fn gpus(settings: &Settings) -> Value {
     }
 }
 
-/// A driver, with the reason if it has no devices.
+/// Describes a driver, with the reason if it has no devices.
 fn driver(driver: &dyn Driver) -> Value {
     let (devices, reason) = match driver.devices() {
         Ok(gpus) => (gpus.iter().map(|gpu| device(&**gpu, &gpus)).collect(), None),

@@ -44,13 +44,13 @@ pub(crate) fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, Box<C
     Ok(runtime.allgather(&padded)?.iter().map(text).collect())
 }
 
-/// The CPUs that this thread may use, in order; none when the kernel does not say.
+/// Returns the CPUs that this thread may use, in order; none when the kernel does not say.
 pub(crate) fn allowed_cpus() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// CPU numbers as Linux lists them: `0-3,8`.
+/// Formats CPU numbers as Linux lists them: `0-3,8`.
 pub(crate) fn cpu_list(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|one, next| one + 1 == *next);
     let shown = runs.map(|run| match run {

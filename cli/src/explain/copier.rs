@@ -62,7 +62,7 @@ pub(super) fn try_out(runtime: &Runtime, meeting: &Meeting<'_>) -> Option<Tried>
     Some(Tried { gpu: gpu.info().uuid, trouble: trouble.err() })
 }
 
-/// The GPU of this rank's turn among the ranks of its node.
+/// Returns the GPU of this rank. The ranks of a node take its GPUs in turn.
 fn own_gpu(runtime: &Runtime) -> Option<Arc<dyn Gpu>> {
     let mut gpus = gpus::of(runtime);
     let place = (runtime.place_on_node() as usize).checked_rem(gpus.len())?;

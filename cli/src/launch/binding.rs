@@ -12,7 +12,7 @@ pub(crate) enum Bind {
     None,
 }
 
-/// The set with the one CPU that this rank is pinned to.
+/// Returns a set with the one CPU that this rank is pinned to.
 pub(super) fn cpu_of(rank: u32, allowed: &[usize]) -> Option<CpuSet> {
     let turn = (rank as usize).checked_rem(allowed.len())?;
     let mut set = CpuSet::new();

@@ -24,7 +24,7 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Of a job that may run until then.
+    /// Creates the ending of a job that may run until `time_limit`.
     pub(super) fn new(time_limit: Option<Instant>) -> Self {
         Self { time_limit, status: None, kill_at: None }
     }
@@ -54,12 +54,12 @@ impl Ending {
         self.time_limit.take_if(|at| *at <= now).map(|_| Due::TimeLimit)
     }
 
-    /// When the next thing is due.
+    /// Returns the time at which the next step of the ending is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.kill_at.or(self.time_limit)
     }
 
-    /// The job's exit status once nothing of it runs any more.
+    /// Returns the exit status of the job. It is final once no process of the job runs.
     pub(super) fn status(&self) -> u8 {
         self.status.unwrap_or(0)
     }

@@ -31,7 +31,7 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
-    /// The launcher's exit status: that of a shell where a shell has one.
+    /// Returns the launcher's exit status: that of a shell where a shell has one.
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
             Self::NotFound { .. } => 127,

@@ -360,7 +360,7 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// The ranks that still run, in words.
+    /// Describes in words the ranks that still run; `None` if no rank does.
     fn running(&self) -> Option<String> {
         match self.ranks.iter().flatten().count() {
             0 => None,
@@ -370,7 +370,7 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// The end of the launcher's pipe that this process has inherited.
+/// Takes ownership of the end of the launcher's pipe that this process has inherited.
 fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
     let doing = "taking the launcher's pipe (start jobs with `carrack run`; it starts the keeper)";
     if number <= 2 {
@@ -399,7 +399,7 @@ fn raise_open_files() -> Result<Rlimit, LaunchError> {
     Ok(before)
 }
 
-/// The status for a rank that could not be started, and what to do about it.
+/// Returns the exit status for a rank that could not be started, and what to do about the error.
 fn not_started(error: &io::Error) -> (u8, &'static str) {
     match Errno::from_io_error(error) {
         Some(Errno::NOENT) => (127, "; the file or the interpreter that it names is missing"),

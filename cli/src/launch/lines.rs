@@ -14,7 +14,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// With this tag before every line; it may be empty.
+    /// Creates a cutter that puts this tag before every line. The tag may be empty.
     pub(super) fn new(tag: String) -> Self {
         Self { tag, unfinished: Vec::new() }
     }

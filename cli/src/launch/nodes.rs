@@ -89,7 +89,7 @@ impl Nodes {
         StandIn::open(host, *port, why).ok()
     }
 
-    /// The options as arguments.
+    /// Returns these options as arguments of a command.
     pub(super) fn to_args(&self) -> Vec<String> {
         let Self { count, place, at } = self;
         let count = count.map(|count| format!("--nodes={count}"));

@@ -53,7 +53,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// A job of this very binary, with these arguments; output untagged and straight through.
+    /// Creates a job of this very binary, with these arguments. Its output is untagged and passes
+    /// straight through.
     pub(crate) fn of_this_program(args: impl Iterator<Item = OsString>, ranks: u32) -> Self {
         // The running binary even when the file has been replaced by a new build meanwhile.
         let command = std::iter::once("/proc/self/exe".into()).chain(args).collect();
@@ -62,7 +63,7 @@ impl Job {
         Self { ranks, nodes, bind, timeout, no_tag, is_direct, env, command }
     }
 
-    /// The program: a path with a slash in it, or a name to look up.
+    /// Returns the program: a path with a slash in it, or a name to look up.
     pub(super) fn program(&self) -> &OsStr {
         // clap requires one; an empty name is reported as not found.
         self.command.first().map_or(OsStr::new(""), OsString::as_os_str)

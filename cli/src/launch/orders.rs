@@ -33,7 +33,7 @@ impl KeeperOptions {
         Self { lifeline, foreground, direct: job.is_direct, job }
     }
 
-    /// The options as arguments.
+    /// Returns these options as arguments of a command.
     pub(super) fn to_args(&self) -> Vec<OsString> {
         let Self { lifeline, foreground, direct, job } = self;
         let bind = if job.bind == Bind::Core { "core" } else { "none" };

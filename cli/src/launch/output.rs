@@ -86,8 +86,8 @@ impl Outputs {
         }
     }
 
-    /// After all ranks have ended: has the threads write what the pipes still hold, and end. A pipe
-    /// that a process outside the job holds open is read until it is empty.
+    /// Has the threads write what the pipes still hold, and ends them. All ranks have ended before.
+    /// A pipe that a process outside the job holds open is read until it is empty.
     pub(super) fn finish(&mut self) {
         self.writers.clear();
     }

@@ -45,14 +45,15 @@ struct Mailbox {
 }
 
 impl Post {
-    /// For a new job of this many ranks.
+    /// Creates the state for a new job of this many ranks.
     pub(super) fn new(job: JobId, ranks: u32, main: OwnedFd) -> Self {
         let boxes = (0..ranks).map(|_| None).collect();
         let (hung_up, complaints) = (VecDeque::new(), Vec::new());
         Self { main, server: Server::new(job, ranks), boxes, hung_up, complaints }
     }
 
-    /// A socket for this rank, with the greeting in it. Our end is watched under `token`.
+    /// Opens a socket for this rank, sends the greeting into it, and returns the rank's end. The
+    /// keeper's end is watched under `token`.
     pub(super) fn open(&mut self, rank: u32, token: u64) -> rustix::io::Result<OwnedFd> {
         let (ours, theirs) = Channel::pair()?;
         for end in [&ours, &theirs] {
@@ -99,7 +100,7 @@ impl Post {
         Ok(())
     }
 
-    /// When [`expire`](Self::expire) is due.
+    /// Returns the time at which [`expire`](Self::expire) is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.hung_up.front().map(|(at, _)| *at)
     }

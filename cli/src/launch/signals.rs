@@ -41,7 +41,7 @@ impl Signals {
         Ok(Self { fd, blocked, before })
     }
 
-    /// The next signal, or `None` when there is none now.
+    /// Reads the next signal; `None` when there is none now.
     pub(super) fn next(&self) -> io::Result<Option<i32>> {
         Ok(self.fd.read_signal()?.and_then(|info| i32::try_from(info.ssi_signo).ok()))
     }
@@ -59,13 +59,14 @@ impl Drop for Signals {
     }
 }
 
-/// A signal as a person knows it: `SIGKILL`, or its number when it has no common name.
+/// Returns the name of a signal as a person knows it: `SIGKILL`, or its number when it has no
+/// common name.
 pub(super) fn name(signal: i32) -> String {
     Signal::try_from(signal)
         .map_or_else(|_| format!("signal {signal}"), |signal| signal.as_str().into())
 }
 
-/// The exit status that stands for a death by signal.
+/// Returns the exit status that stands for a death by signal.
 pub(super) fn exit_status(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

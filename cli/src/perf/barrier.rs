@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Delay of the late rank in the check that the other ranks wait for it.
 const LATE: Duration = Duration::from_millis(2);
 
-/// One round of `count` barriers. Rank 0 measures them.
+/// Runs one round of `count` barriers. Rank 0 measures them.
 pub(super) fn round(
     runtime: &Runtime,
     clock: &Clock,

@@ -94,7 +94,7 @@ impl Round<'_> {
         self.holding(seat, &check::payload(1, self.point.size))
     }
 
-    /// Memory that the peer puts into.
+    /// Opens a window of memory that the peer puts into.
     fn window(&self, seat: &Seat) -> Result<Window, PerfError> {
         Window::open(seat, self.memory, &vec![0; self.point.size])
     }

@@ -9,7 +9,7 @@ use super::seat::Seat;
 use super::window::{Slots, Window};
 use carrack::{Buffer, Status};
 
-/// The bytes that belong to a seed.
+/// Returns the bytes that belong to a seed.
 pub(super) fn payload(seed: u64, size: usize) -> Vec<u8> {
     let mut bytes = vec![0; size];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
@@ -22,7 +22,7 @@ fn payloads(round: &Round<'_>, seed: u64) -> (Vec<u8>, Vec<u8>) {
     (payload(mine, round.point.size), payload(theirs, round.point.size))
 }
 
-/// Active messages both ways.
+/// Checks active messages in both directions.
 pub(super) fn messages(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
     let Seat { runtime, peer, checks, checks_name, .. } = seat;
     let give = |mine: &Buffer| seat.wait(runtime.post_am(*peer, lent(mine), *checks_name));
@@ -135,7 +135,7 @@ pub(super) fn copies(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), Pe
     compare_bytes(round.point, &copies.to.to_vec()?, &content)
 }
 
-/// One side gives first, and the other one takes first.
+/// Gives and takes. The side that leads gives first, and the other one takes first.
 fn in_turn(
     leads: bool,
     give: impl FnOnce() -> Result<(), PerfError>,
@@ -150,7 +150,7 @@ fn in_turn(
     }
 }
 
-/// The side that measures looks at the other one's memory, and says when it has.
+/// Lets the side that measures look at the other one's memory, and tell it when it has.
 fn by_leader(
     round: &Round<'_>,
     seat: &Seat,
@@ -164,7 +164,7 @@ fn by_leader(
     }
 }
 
-/// As many bytes, all of them wrong.
+/// Returns as many bytes, all of them wrong.
 fn poison(expected: &[u8]) -> Vec<u8> {
     expected.iter().map(|byte| !byte).collect()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Times in ticks of the raw clock.
 pub(super) type Times = Histogram<u64>;
 
-/// An empty histogram, up to minutes, to three digits.
+/// Creates an empty histogram, up to minutes, to three digits.
 pub(super) fn new_times() -> Times {
     // The bounds are constants that the crate accepts: a test makes one.
     match Histogram::new_with_bounds(1, 1 << 40, 3) {

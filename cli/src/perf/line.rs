@@ -159,7 +159,7 @@ pub(super) struct SendLine<'a, K, F> {
 }
 
 impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> SendLine<'a, K, F> {
-    /// A line that sends `message` and has its first receives posted, which end in `over`.
+    /// Creates a line that sends `message`, and posts its first receives, which end in `over`.
     pub(super) fn new(
         round: &Round<'_>,
         seat: &'a Seat,
@@ -190,7 +190,7 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> SendLine<'a, K, F> {
     }
 }
 
-/// The queue of a line's receives.
+/// Creates the queue of a line's receives.
 pub(super) fn queue(round: &Round<'_>) -> CompQueue {
     CompQueue::new(posted(round) + 1)
 }
@@ -232,7 +232,7 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K,
         Ok(())
     }
 
-    /// A message has arrived once the receiver has taken it.
+    /// Does nothing: a message has arrived once the receiver has taken it.
     #[inline]
     fn settle(&mut self, _most: u64) -> Result<(), PerfError> {
         Ok(())

@@ -47,7 +47,7 @@ pub(super) fn warm_up(count: u64) -> u64 {
     count.min(WARM_UP)
 }
 
-/// The time of each of `count` steps, in ticks of the raw clock.
+/// Measures the time of each of `count` steps, in ticks of the raw clock.
 #[inline]
 pub(super) fn each(
     clock: &Clock,
@@ -167,7 +167,7 @@ impl Round<'_> {
         }
     }
 
-    /// The side that measures one step after another: a round trip, or the operation until its end.
+    /// Measures one step after another: a round trip, or the operation until its end.
     fn steps<L: Line>(&self, line: &mut L) -> Result<Measured, PerfError> {
         let times = each(self.clock, self.count, || {
             line.begin(false)?;
@@ -177,7 +177,7 @@ impl Round<'_> {
         Ok(Measured::Steps { times, ways: if L::IS_ANSWERED { 2.0 } else { 1.0 } })
     }
 
-    /// The side that sends a stream and measures it.
+    /// Sends a stream and measures it.
     fn source<L: Line>(&self, line: &mut L, seat: &Seat) -> Result<Measured, PerfError> {
         let before = seat.acks.get() + 1;
         let acknowledged = |windows: u64| match L::IS_ANSWERED {
@@ -204,7 +204,7 @@ impl Round<'_> {
         Ok(Measured::Stream(self.clock.raw().saturating_sub(start).max(1)))
     }
 
-    /// The side that receives a stream.
+    /// Receives a stream, and acknowledges each window of it.
     fn sink<L: Line>(&self, line: &mut L, seat: &Seat) -> Result<Measured, PerfError> {
         line.take(1)?;
         seat.acknowledge()?;

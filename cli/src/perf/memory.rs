@@ -44,7 +44,7 @@ impl Memories {
 }
 
 impl Memory {
-    /// The memory that was chosen for a rank.
+    /// Finds the memory that was chosen for a rank.
     pub(super) fn choose(sides: Sides, rank: Rank, runtime: &Runtime) -> Result<Self, PerfError> {
         let kind = sides.of(rank);
         let gpu = match kind {
@@ -75,8 +75,8 @@ impl Memory {
         self.gpu.is_some() || outlasts
     }
 
-    /// A device for all threads of a rank, or for one of them, whose active messages land here; in
-    /// ordinary memory rather than pinned, for which there are no packets.
+    /// Returns a device for all threads of a rank, or for one of them. Its active messages land in
+    /// this memory; in ordinary memory rather than pinned, for which there are no packets.
     pub(super) fn device(&self, runtime: &Runtime, is_shared: bool) -> Result<Device, PerfError> {
         Ok(match &self.gpu {
             Some((gpu, Flavour::Plain)) => {
@@ -101,7 +101,7 @@ impl Memory {
         Ok((0..count).map(|_| Buffer::Region(room.clone())).collect())
     }
 
-    /// A buffer of `size` bytes that gets fill.
+    /// Allocates a buffer of `size` bytes to be filled.
     pub(super) fn target(&self, size: usize) -> Result<Buffer, PerfError> {
         if self.all_host {
             return Ok(self.buffers(1, size)?.pop().unwrap_or_default());
@@ -109,7 +109,7 @@ impl Memory {
         self.room(size).map(Buffer::Region)
     }
 
-    /// One piece of memory, of `size` bytes.
+    /// Allocates one piece of memory, of `size` bytes.
     pub(super) fn room(&self, size: usize) -> Result<RegionSlice, PerfError> {
         // A driver allocates no empty memory.
         let region = self.region(size.max(1))?;
@@ -123,13 +123,14 @@ impl Memory {
         }
     }
 
-    /// Memory for others to read and write. Ordinary memory is of the sort that they can map.
+    /// Allocates memory for others to read and write. Ordinary memory is of the sort that they can
+    /// map.
     pub(super) fn window(&self, runtime: &Runtime, len: usize) -> Result<Region, PerfError> {
         if self.gpu.is_some() { self.region(len) } else { Ok(runtime.allocate(len)?) }
     }
 }
 
-/// The GPU of this number of the first driver that has any.
+/// Returns the GPU of this number of the first driver that has any.
 fn gpu(runtime: &Runtime, kind: Kind, number: usize) -> Result<Arc<dyn Gpu>, PerfError> {
     let mut reasons = Vec::new();
     for driver in runtime.gpu_drivers() {

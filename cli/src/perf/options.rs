@@ -223,7 +223,8 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
     args::number(text, 1..=MAX_THREADS, &format!("a rank has 1 to {MAX_THREADS} threads"))
 }
 
-/// Read as its variable is, so that a transport which is added to the settings is known here, too.
+/// Parses a transport as its variable is parsed, so that a transport which is added to the settings
+/// is known here, too.
 pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
     let settings =
         Settings::from_vars([("CARRACK_TRANSPORT", text)]).map_err(|error| error.to_string())?;

@@ -113,7 +113,7 @@ static TESTS: [OsuTest; 8] = [
     of("am_latency", "Active Message Latency", Op::Am, Wanted::Latency),
 ];
 
-/// The words for the tests, and for all of them.
+/// Returns a parser of the words for the tests, and of the one for all of them.
 fn words() -> PossibleValuesParser {
     TESTS.iter().map(|test| test.word).chain(["all"]).into()
 }
@@ -171,7 +171,7 @@ impl Range {
         }
     }
 
-    /// Doubled from the smallest on, as in the OSU benchmarks.
+    /// Returns the sizes: doubled from the smallest on, as in the OSU benchmarks.
     fn sizes(self) -> Vec<usize> {
         let doubled = |size: &usize| size.checked_mul(2).filter(|next| *next <= self.max);
         std::iter::successors(Some(self.min), doubled).collect()
@@ -200,7 +200,7 @@ pub(crate) fn put_get_bench(options: &OsuOptions) -> ExitCode {
     }
 }
 
-/// The memory of both ranks: one pair, or every pair of kinds that this machine has.
+/// Returns the memory of both ranks: one pair, or every pair of kinds that this machine has.
 fn pairs(memory: &[Place]) -> Result<Vec<Sides>, String> {
     let kind = |place: Place, device: fn() -> Kind| match place {
         Place::Kind(kind) => Ok(kind),
@@ -231,18 +231,19 @@ fn every_pair(devices: usize) -> Vec<Sides> {
     kinds(0).into_iter().flat_map(with_each).collect()
 }
 
-/// The GPU of rank 1: the second, where there are two.
+/// Returns the number of rank 1's GPU: the second, where there are two.
 fn far(devices: usize) -> usize {
     usize::from(devices > 1)
 }
 
-/// GPUs that this process sees. Where there are none, or nothing starts, perf says why.
+/// Counts the GPUs that this process sees. Where there are none, or no runtime starts, perf says
+/// why.
 fn count_devices() -> usize {
     Runtime::in_process(1).iter().flatten().map(|alone| gpus::of(alone).len()).sum()
 }
 
-/// A pair and a test after another, each as a job of its own. What cannot be measured on this
-/// machine is said, and the others go on; the status is then that of the last that failed.
+/// Runs each test for each pair, as a job of its own. A job says what cannot be measured on this
+/// machine, and the others go on. The status is then that of the last job that failed.
 fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
     let mut failed = None;
     for (sides, test) in pairs.iter().flat_map(|sides| tests.iter().map(move |test| (sides, test)))
@@ -277,7 +278,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
     failed.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
 
-/// A kind as it is asked for here.
+/// Returns the letters by which this command names a kind.
 fn letters(kind: Kind) -> String {
     match kind {
         Kind::Host => "H".into(),
@@ -286,7 +287,7 @@ fn letters(kind: Kind) -> String {
     }
 }
 
-/// One test as `carrack perf` has it.
+/// Returns the options of `carrack perf` for one test.
 fn as_perf(options: &OsuOptions, osu: OsuTest, sides: Sides) -> PerfOptions {
     PerfOptions {
         pieces: 1,
@@ -308,7 +309,7 @@ fn as_perf(options: &OsuOptions, osu: OsuTest, sides: Sides) -> PerfOptions {
     }
 }
 
-/// The lines above the rows.
+/// Returns the lines above the rows.
 pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
     let OsuTest { title, .. } = osu;
     let place = |kind| match kind {
@@ -334,7 +335,7 @@ pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
     )
 }
 
-/// A result's row.
+/// Returns the row of a result.
 pub(super) fn row(osu: OsuTest, record: &Record) -> String {
     let size = record.size;
     let latency = record.latency_us.map(|us| us.mean);

@@ -7,15 +7,15 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// CPUs of each rank.
 pub(super) type Cpus = Vec<Vec<usize>>;
 
-/// A CPU for each of `threads` threads of all ranks, none of them twice; `None` when there are too
-/// few. As long as there are enough, they are on cores of their own: two that share one take turns,
-/// also when one of them only waits.
+/// Returns a CPU for each of `threads` threads of all ranks, none of them twice; `None` when there
+/// are too few. As long as there are enough, they are on cores of their own. Two threads that share
+/// a core take turns, also when one of them only waits.
 pub(super) fn cores(cpus: &Cpus, threads: usize) -> Option<Cpus> {
     spread(cpus, threads, core_of)
 }
 
-/// The core that a CPU is a thread of, by its first thread; the CPU itself where the kernel does
-/// not say.
+/// Returns the core that a CPU is a thread of, by its first thread; the CPU itself where the kernel
+/// does not say.
 fn core_of(cpu: usize) -> usize {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let siblings = std::fs::read_to_string(path).unwrap_or_default();

@@ -28,7 +28,7 @@ pub(super) enum Test {
 }
 
 impl Test {
-    /// As on the command line.
+    /// Returns the name of the test, as on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Latency => "latency",
@@ -71,7 +71,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The points that the command line asks for.
+    /// Creates a plan of the points that the command line asks for.
     pub(super) fn new(options: &PerfOptions) -> Self {
         let given = !options.size.is_empty();
         let sizes: &[usize] = if given { &options.size } else { &SIZES };
@@ -111,7 +111,7 @@ impl Plan {
         Self { points, sides, share_device, seconds, pin, wait }
     }
 
-    /// The most seats that a point takes: none for a barrier, which is of all ranks.
+    /// Returns the most seats that a point takes: none for a barrier, which is of all ranks.
     pub(super) fn most_seats(&self) -> usize {
         self.points.iter().map(|point| point.seats()).max().unwrap_or(0)
     }
@@ -153,7 +153,7 @@ impl Plan {
         Ok(())
     }
 
-    /// A number that two ranks share if they mean the same points.
+    /// Returns a number that two ranks share if they mean the same points.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.points, self.sides, self.share_device, self.pin, self.wait).hash(&mut hasher);

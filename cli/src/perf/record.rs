@@ -33,7 +33,7 @@ pub(super) struct Conditions {
 }
 
 impl Conditions {
-    /// The memory of both sides, in words.
+    /// Describes the memory of both sides in words.
     pub(super) fn memory(&self) -> String {
         let Self { mem, peer_mem, .. } = self;
         if mem == peer_mem {
@@ -69,7 +69,7 @@ impl Record {
     }
 }
 
-/// The names of the columns, with their units.
+/// Returns the names of the columns, with their units.
 pub(super) fn heading() -> String {
     format!(
         "{:<9} {:<10} {:>8} {:>7} | {:>8} {:>8} {:>8} {:>9} | {:>9} {:>9}",
@@ -77,7 +77,7 @@ pub(super) fn heading() -> String {
     )
 }
 
-/// A result's row. What does not apply is a dash.
+/// Returns the row of a result. A value that does not apply is a dash.
 pub(super) fn row(record: &Record) -> String {
     let [min, p50, p99, max] = match record.latency_us {
         Some(us) => [us.min, us.p50, us.p99, us.max].map(|us| format!("{us:.3}")),
@@ -94,7 +94,7 @@ pub(super) fn row(record: &Record) -> String {
     )
 }
 
-/// A size in the largest unit of which it is a whole number: `4 KiB`, `100 B`.
+/// Formats a size in the largest unit of which it is a whole number: `4 KiB`, `100 B`.
 pub(super) fn size_in_words(size: usize) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| size >= *unit && size.is_multiple_of(*unit)) {

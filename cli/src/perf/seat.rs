@@ -73,7 +73,7 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// The seat of this number, whose active messages land in such memory.
+    /// Creates the seat of this number, whose active messages land in such memory.
     pub(super) fn new(
         runtime: &Runtime,
         memory: &Memory,

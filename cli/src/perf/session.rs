@@ -81,12 +81,12 @@ impl Session {
         &self.plan
     }
 
-    /// Way of waiting of this number of threads.
+    /// Returns the way in which this number of threads waits.
     fn pace(&self, threads: usize) -> Pace {
         self.plan.wait.unwrap_or_else(|| place::pace(&self.cpus, threads))
     }
 
-    /// A line on how it is measured.
+    /// Returns a line that says how the session measures.
     pub(super) fn describe(&self) -> String {
         let cpus: Vec<_> = self.cpus.iter().map(|cpus| cpu_list(cpus)).collect();
         let cpus = cpus.join(" and ");
@@ -111,7 +111,7 @@ impl Session {
         format!("{ranks} ranks over {transport}, {memory}, on CPUs {cpus}; {ways}{devices}")
     }
 
-    /// As rank 0: measures all points, and gives each result to `report`.
+    /// Measures all points as rank 0, and gives each result to `report`.
     pub(super) fn lead(
         &mut self,
         mut begin: impl FnMut(Point),
@@ -169,7 +169,7 @@ impl Session {
         together(&self.clock, count, measured).ok_or(PerfError::Nothing)
     }
 
-    /// As any other: does what rank 0 says.
+    /// Does what rank 0 says, as any other rank.
     pub(super) fn follow(&mut self) -> Result<(), PerfError> {
         let nonsense = PerfError::Order { from: Rank(0) };
         let mut point = None;
@@ -253,7 +253,7 @@ fn estimated(
     }
 }
 
-/// A count times a factor, within bounds.
+/// Returns a count times a factor, within bounds.
 fn scaled(count: u64, factor: f64) -> u64 {
     // A float that is too large, or no number, becomes the nearest that there is.
     ((count as f64 * factor) as u64).clamp(1, MOST)

@@ -18,8 +18,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// As it is called in the results. What a simulated GPU has to do with says so: its figures are
-    /// those of a copy by the CPU.
+    /// Returns the name that the results give this kind. The name says when a GPU is simulated: its
+    /// figures are those of a copy by the CPU.
     pub(super) fn name(self, simulated: bool) -> String {
         if simulated { format!("{self} (simulated)") } else { self.to_string() }
     }
@@ -43,7 +43,7 @@ pub(super) struct Sides {
 }
 
 impl Sides {
-    /// From the command line: one kind for both sides, or two.
+    /// Parses an argument of the command line: one kind for both sides, or two.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         match text.split(',').map(kind).collect::<Result<Vec<_>, _>>()?[..] {
             [both] => Ok(Self { first: both, others: both }),

@@ -78,8 +78,8 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The settings, with the transport of the command line. When neither it nor the environment names
-/// one, ranks of a launcher choose among all, and others take shared memory.
+/// Returns the settings, with the transport of the command line. When neither it nor the
+/// environment names one, ranks of a launcher choose among all, and others take shared memory.
 fn settings(options: &PerfOptions, settings: Settings) -> Result<Settings, PerfError> {
     let is_default = settings
         .describe()
@@ -92,7 +92,7 @@ fn settings(options: &PerfOptions, settings: Settings) -> Result<Settings, PerfE
     })
 }
 
-/// Each rank on a thread of this process.
+/// Runs each rank on a thread of this process.
 fn in_this_process(
     options: &PerfOptions,
     settings: &Settings,
@@ -117,7 +117,7 @@ fn in_this_process(
     })
 }
 
-/// One of them.
+/// Runs one rank: rank 0 leads, and any other follows.
 fn rank(
     runtime: Runtime,
     plan: Plan,

@@ -43,8 +43,8 @@ impl<T> Landing<T> {
         Arc::new(Self { to, memory: memory.cloned(), room: Mutex::default() })
     }
 
-    /// Memory for a message. None when the driver has no more: then it lands in memory of the
-    /// runtime's.
+    /// Returns memory for a message. `None` when the driver has no more: the message then lands in
+    /// memory of the runtime.
     fn room(&self, size: usize) -> Option<Buffer> {
         let memory = self.memory.as_ref()?;
         let mut room = self.room.lock();
@@ -93,7 +93,7 @@ impl Completion for Landing<CompQueue> {
     }
 }
 
-/// The object of a queue whose messages land in this memory.
+/// Returns the completion object of a queue whose messages land in this memory.
 pub(super) fn landing_queue(queue: CompQueue, memory: &Memory) -> Arc<dyn Completion> {
     Landing::new(queue, Some(memory))
 }

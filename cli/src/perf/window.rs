@@ -18,8 +18,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Of as many bytes as `content` on each side, and eight at least, in such memory. The content
-    /// lies there before the other side knows of it.
+    /// Opens a window of as many bytes as `content` on each side, and eight at least, in such
+    /// memory. The content lies there before the other side knows of it.
     pub(super) fn open(seat: &Seat, memory: &Memory, content: &[u8]) -> Result<Self, PerfError> {
         let Seat { runtime, device, peer, tag, .. } = seat;
         let mine = memory.window(runtime, content.len().max(8))?;
@@ -33,7 +33,7 @@ impl Window {
         Ok(Self { mine, theirs, _registered: registered })
     }
 
-    /// The first bytes of this rank's memory.
+    /// Returns the first bytes of this rank's memory.
     pub(super) fn content(&self, len: usize) -> Result<Vec<u8>, PerfError> {
         Ok(self.mine.slice(0, len).map_or(Ok(Vec::new()), |part| part.to_vec())?)
     }
@@ -55,7 +55,7 @@ impl Slots {
         Ok(Self { size, pieces, room: room.ok_or(PostError::NoMemory(usize::MAX))? })
     }
 
-    /// The remote and the local place of each piece.
+    /// Returns the remote and the local place of each piece.
     pub(super) fn places(self) -> impl Iterator<Item = (usize, usize)> {
         let slot = move |at: usize| if at ^ 1 < self.pieces { at ^ 1 } else { at };
         (0..self.pieces).map(move |at| (at * 2 * self.size, slot(at) * 2 * self.size))

@@ -34,7 +34,7 @@ enum Memory {
     EachGpu,
 }
 
-/// All examples.
+/// Returns a part for each example.
 pub(super) fn parts(kit: &Kit, machine: &Machine) -> Vec<Part> {
     let known = |name: &str| EXAMPLES.iter().any(|(known, ..)| *known == name);
     let others =

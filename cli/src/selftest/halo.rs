@@ -27,7 +27,7 @@ pub(super) struct Halo {
     pub(super) alone_us: f64,
 }
 
-/// The files of the picture and of the plot, in the folder of the report.
+/// Returns the names of the files of the picture and of the plot, in the folder of the report.
 pub(super) fn drawn(suffix: Option<&str>) -> [String; 2] {
     let node = suffix.map_or_else(String::new, |node| format!("-{node}"));
     ["field", "scaling"].map(|what| format!("halo-{what}{node}.svg"))
@@ -81,7 +81,7 @@ impl Halo {
     }
 }
 
-/// A plot of a step's time over the number of GPUs, as SVG. Nothing is in proportion across: each
+/// Plots a step's time against the number of GPUs, as SVG. Nothing is in proportion across: each
 /// run has a place of its own.
 pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
     let (first, last) = (runs.first()?, runs.last()?);

@@ -40,7 +40,7 @@ impl Tally {
         tally.map(|tally| Self { failures, left_out, ..tally })
     }
 
-    /// The tests that passed.
+    /// Describes in words the tests that passed.
     pub(super) fn in_words(&self) -> String {
         match (self.passed, self.left_out.values().sum::<u64>()) {
             (passed, 0) => format!("{passed} tests"),
@@ -50,7 +50,8 @@ impl Tally {
         }
     }
 
-    /// "ok. 3 passed; 0 failed; 1 ignored; ...": each count stands before its word.
+    /// Parses the counts of a result: "ok. 3 passed; 0 failed; 1 ignored; ...". Each count stands
+    /// before its word.
     fn counts(result: &str) -> Self {
         let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
         let count = |what| {

@@ -4,7 +4,7 @@ use super::report::Report;
 use crate::template;
 use minijinja::{Error, Value, context};
 
-/// The text of report.md.
+/// Returns the text of report.md.
 pub(super) fn of(report: &Report) -> Result<String, Error> {
     let (summary, drawn) = (report.summary(), &report.drawn);
     let values = context! { summary, drawn, ..Value::from_serialize(report) };

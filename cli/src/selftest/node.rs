@@ -99,7 +99,7 @@ impl Node {
         }
     }
 
-    /// The launcher, in words.
+    /// Describes the launcher in words.
     pub(super) fn launcher(&self) -> String {
         self.seat.as_ref().map_or_else(
             || "none".into(),

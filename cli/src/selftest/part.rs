@@ -90,7 +90,8 @@ pub(super) struct Ran {
 }
 
 impl Part {
-    /// A part on these GPUs, which its name says. The defaults: the command itself, and no skip.
+    /// Creates a part on these GPUs, which its name says. The defaults: the command itself, and no
+    /// skip.
     pub(super) fn new(name: &str, sort: Sort, gpus: Option<Gpus>, kit: &Kit) -> Self {
         let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
         Self {
@@ -188,7 +189,7 @@ impl Part {
         Ran { words, tests, tail, figures, halo, ..self.ran(outcome, reason) }
     }
 
-    /// The end of a part that has said nothing.
+    /// Returns the result of a part that has said nothing.
     fn ran(self, outcome: Outcome, reason: Option<String>) -> Ran {
         let env = self.env.iter().map(|(name, value)| format!("{name}={value}"));
         let words = env.chain([self.program.display().to_string()]).chain(self.args);

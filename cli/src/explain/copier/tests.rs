@@ -8,7 +8,7 @@ fn built(settings: SettingsBuilder) -> Settings {
     settings.build_from_vars(std::iter::empty::<(String, String)>()).unwrap()
 }
 
-/// A rank alone, with these simulated GPUs.
+/// Starts a rank alone, with simulated GPUs of this configuration.
 fn with(config: FakeConfig, asked: bool) -> (Runtime, FakeDriver) {
     let driver = FakeDriver::new(config).unwrap();
     let settings = built(Settings::builder().gpu(GpuChoice::None).gpu_copier(asked));

@@ -43,7 +43,7 @@ fn write(
     std::fs::write(path, svg).map_err(|error| failed(path, &error))
 }
 
-/// The drawing as SVG, or the reason why there is none.
+/// Returns the drawing as SVG, or the reason why there is none.
 pub(crate) fn to_svg(
     draw: impl for<'a> FnOnce(&Area<'a>) -> Result<(), Error<'a>>,
 ) -> Result<String, String> {
@@ -65,7 +65,7 @@ fn failed(path: &Path, why: &impl ToString) -> PerfError {
     PerfError::Plot { path: path.to_owned(), why: why.to_string() }
 }
 
-/// The curves of one test, by name.
+/// Returns the curves of one test, by name.
 fn curves(
     records: &[Record],
     test: &str,
@@ -82,7 +82,7 @@ fn curves(
     curves
 }
 
-/// The operation, and its threads where there are several.
+/// Returns the name of a curve: the operation, and its threads where there are several.
 fn name(record: &Record) -> String {
     match record.threads {
         1 => record.op.to_owned(),
@@ -214,7 +214,7 @@ fn ranges(curves: &BTreeMap<String, Curve>) -> (Range<f64>, Range<f64>) {
     (around(&mut points().map(|point| point.0)), around(&mut points().map(|point| point.1)))
 }
 
-/// Three digits at most.
+/// Formats a figure with as many decimals as make three digits.
 fn short(figure: f64) -> String {
     match figure {
         ..1.0 => format!("{figure:.3}"),

@@ -31,7 +31,7 @@ pub(in crate::perf) fn draw(path: &Path, records: &[Record]) -> Result<(), PerfE
     })
 }
 
-/// The curves, by operation, threads and size.
+/// Returns the curves, by operation, threads and size.
 fn curves(records: &[Record]) -> BTreeMap<String, Curve> {
     let of = |record: &Record| {
         let Latency { p50, p90, p99, p999, p9999, max, .. } = record.latency_us?;
@@ -48,13 +48,13 @@ fn curves(records: &[Record]) -> BTreeMap<String, Curve> {
     records.iter().filter_map(of).collect()
 }
 
-/// The name of the percentile at this place.
+/// Returns the name of the percentile at this place.
 fn label(place: &f64) -> String {
     let near = |known: &&(f64, &str)| (known.0 - place).abs() < 0.01;
     PLACES.iter().find(near).map(|(_, name)| (*name).to_owned()).unwrap_or_default()
 }
 
-/// The axis: it has its marks where percentiles are.
+/// Returns the axis, with its marks where percentiles are.
 fn nines() -> Marks {
     Marks(0.1..5.2, PLACES.map(|(place, _)| place).to_vec())
 }

@@ -25,7 +25,7 @@ fn bundle(programs: &[(&str, &[u8])]) -> TempDir {
     bundle
 }
 
-/// Bytes that cannot be packed, and others that can.
+/// Returns bytes that cannot be packed, and others that can.
 fn content(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut next = |place: usize| {
