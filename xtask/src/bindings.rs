@@ -139,7 +139,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     Ok(ExitCode::FAILURE)
 }
 
-/// bindgen of the right version: what an earlier run built, or built now.
+/// Returns bindgen of the right version: what an earlier run built, or built now.
 fn bindgen(workspace: &Workspace, tools: &Path) -> Result<PathBuf, TaskError> {
     let program = tools.join("bin/bindgen");
     let right = || {
@@ -176,7 +176,7 @@ impl Headers {
         Ok(Self { include: home.join("root/usr/include"), version })
     }
 
-    /// The first comment of a header: whose it is, and under which terms.
+    /// Returns the first comment of a header, which says whose it is, and under which terms.
     fn notice(&self) -> Result<String, TaskError> {
         let text = fs::read_to_string(self.include.join("infiniband/verbs.h"))?;
         let end = text.find("*/").unwrap_or_default();

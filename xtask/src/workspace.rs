@@ -91,7 +91,7 @@ impl Workspace {
         Ok(self.target.join("release/carrack"))
     }
 
-    /// The folder of programs that [`Self::install`] has built.
+    /// Returns the folder of programs that [`Self::install`] has built.
     pub(crate) fn tools(&self) -> PathBuf {
         self.target.join("tools")
     }

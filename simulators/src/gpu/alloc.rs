@@ -99,7 +99,8 @@ impl Shared {
         self.region_for(own, parts, owner)
     }
 
-    /// As the above, for the engines of the device that has opened it.
+    /// Makes a region as [`region`](Self::region) does, for the engines of the device that has
+    /// opened the memory.
     pub(super) fn region_for(
         self: &Arc<Self>,
         engine: usize,

@@ -38,7 +38,7 @@ pub struct FakeConfig {
 }
 
 impl Default for FakeConfig {
-    /// One device of 256 MiB, without delays, with the connections of a real one.
+    /// Returns one device of 256 MiB, without delays, with the connections of a real one.
     fn default() -> Self {
         Self {
             devices: 1,
@@ -108,7 +108,7 @@ impl FakeConfig {
     }
 }
 
-/// splitmix64's finisher: distinct inputs give distinct outputs.
+/// Applies splitmix64's finisher: distinct inputs give distinct outputs.
 fn mix(from: u64) -> u64 {
     let mut z = from.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

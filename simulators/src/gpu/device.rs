@@ -71,7 +71,7 @@ impl FakeGpu {
         self.together(parts)
     }
 
-    /// As the above, for grouped copies.
+    /// Checks grouped copies as [`checked`](Self::checked) does one copy.
     #[allow(clippy::type_complexity, reason = "as above")]
     pub(super) fn checked_pieces(
         &self,
@@ -102,7 +102,7 @@ impl FakeGpu {
         Ok(())
     }
 
-    /// As the above, for the rows of a grid.
+    /// Checks the rows of a grid as [`checked`](Self::checked) does one copy.
     #[allow(clippy::type_complexity, reason = "as above")]
     pub(super) fn checked_grid(
         &self,
@@ -413,7 +413,8 @@ unsafe impl Gpu for FakeGpu {
         self.shared.reaches("reaches", self.ordinal, peer)
     }
 
-    /// Memory opened for one simulated device is open for all.
+    /// Returns `true` if the device reaches the region's owner: memory opened for one simulated
+    /// device is open for all.
     fn reaches_region(&self, region: &Region) -> bool {
         region.kind().gpu().is_none_or(|owner| self.reaches(owner).is_ok())
     }

@@ -190,6 +190,8 @@ unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { std::ptr::copy(src, dst, len) };
 }
 
+/// Reads `len` bytes at `from`.
+///
 /// # Safety
 /// As [`move_bytes`], for reading.
 pub(super) unsafe fn load(from: *const u8, len: usize) -> Vec<u8> {
@@ -199,6 +201,8 @@ pub(super) unsafe fn load(from: *const u8, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Writes `bytes` at `to`.
+///
 /// # Safety
 /// As [`move_bytes`], for writing.
 pub(super) unsafe fn store(to: *mut u8, bytes: &[u8]) {

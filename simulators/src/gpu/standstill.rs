@@ -30,7 +30,7 @@ impl Standstill {
         }
     }
 
-    /// Called before each job of a stream.
+    /// Blocks while streams that wait take up all connections. A stream calls it before each job.
     pub(super) fn pass(&self) {
         self.block_while(|waiting| waiting >= self.connections);
     }

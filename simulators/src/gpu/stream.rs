@@ -101,7 +101,8 @@ unsafe impl Stream for FakeStream {
         Ok(event)
     }
 
-    /// An event that fails also fails the stream: later work would use data that have not arrived.
+    /// Makes the stream wait for an event. An event that fails also fails the stream: later work
+    /// would use data that have not arrived.
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
         self.queue.give(Job::Wait(event.clone()))
     }

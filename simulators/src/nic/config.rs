@@ -109,7 +109,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// One RoCE device of one port, on a network of its own.
+    /// Returns one RoCE device of one port, on a network of its own.
     fn default() -> Self {
         Self {
             devices: 1,

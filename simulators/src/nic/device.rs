@@ -63,6 +63,8 @@ impl Count {
         Self { now: AtomicU32::new(0), limit }
     }
 
+    /// Counts one more object.
+    ///
     /// # Errors
     /// ENOMEM: the limit is reached.
     pub(super) fn add(&self) -> Result<(), Errno> {
@@ -184,6 +186,8 @@ impl Device {
         Ok(events)
     }
 
+    /// Checks that the device is still there.
+    ///
     /// # Errors
     /// EIO: the device is gone.
     pub(super) fn check(&self) -> Result<(), Errno> {

@@ -161,7 +161,7 @@ impl SimulatedNic {
         Rdma::simulated(move || Ok(nic.verbs()), options)
     }
 
-    /// Misbehaviour to order.
+    /// Returns the faults that a test can order.
     pub fn faults(&self) -> &Arc<Faults> {
         &self.faults
     }

@@ -245,6 +245,8 @@ impl Network {
     }
 }
 
+/// Checks that the other end is a process of this user.
+///
 /// # Errors
 /// EPERM: the other end is a process of another user.
 fn check_user(fd: &OwnedFd) -> Result<(), Errno> {

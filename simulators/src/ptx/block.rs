@@ -46,7 +46,7 @@ enum Stop {
 }
 
 impl<'p> Block<'p> {
-    /// A block of `threads`, a multiple of 32, whose kernel has these parameters.
+    /// Creates a block of `threads`, a multiple of 32, whose kernel has these parameters.
     pub fn new(program: &'p Program, threads: u64, parameters: &[u64]) -> Self {
         // Registers and shared memory hold arbitrary values when a kernel begins.
         let registers = |thread: u64| {

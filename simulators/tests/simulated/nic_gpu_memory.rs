@@ -46,7 +46,7 @@ fn register(ground: &Ground, region: &Region) -> Result<Box<dyn Exposed>, String
     ground.link.expose(Buffer::from(region.whole())).map_err(|(why, _)| why)
 }
 
-/// As of memory that the program frees itself: nothing keeps what lies there.
+/// Returns a region as of memory that the program frees itself: nothing keeps what lies there.
 fn lent(region: &Region, id: AllocId) -> Region {
     let base = NonNull::new(region.addr() as *mut u8).unwrap();
     let gpu = region.gpu().cloned();

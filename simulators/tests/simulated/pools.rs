@@ -119,14 +119,14 @@ where
     }
 }
 
-/// A pool over one that says it is the host's.
+/// Creates a pool over an allocator that says it is the host's.
 fn lying(
     gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
 ) -> PacketPool {
     PacketPool::new(Arc::new(Liar { kind: MemKind::Host, gpu: None, gives }), 64, 64)
 }
 
-/// A pool over one that says it is a GPU's.
+/// Creates a pool over an allocator that says it is a GPU's.
 fn lying_on(
     gpu: &Arc<FakeGpu>,
     gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
@@ -146,7 +146,7 @@ fn refused(pool: &PacketPool) -> AllocError {
     why
 }
 
-/// Part of some chunk, as a chunk of its own.
+/// Returns a part of some chunk, as a chunk of its own.
 fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
     // SAFETY: the tests do not go beyond it; exclusive use is the lie.
     unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }

@@ -92,12 +92,12 @@ impl Kernel {
         Ok(Self { folder, ..built })
     }
 
-    /// The kernel proper.
+    /// Returns the file of the kernel proper.
     pub(super) fn image(&self) -> PathBuf {
         self.folder.join("vmlinux")
     }
 
-    /// The folder that the guest has as `/lib/modules/VERSION`.
+    /// Returns the folder that the guest has as `/lib/modules/VERSION`.
     pub(super) fn modules(&self) -> PathBuf {
         self.folder.join("tree/lib/modules").join(&self.version)
     }
@@ -122,7 +122,7 @@ pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
     Ok(file)
 }
 
-/// The files that `modprobe --show-depends` names, each once.
+/// Returns the files that `modprobe --show-depends` names, each once.
 fn in_order(said: &str) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = Vec::new();
     for file in said.lines().filter_map(|line| line.strip_prefix("insmod ")) {

@@ -202,7 +202,8 @@ fn handed_on(
     })
 }
 
-/// A variable as `--env` names it.
+/// Returns the name and the value of a variable of `--env`. Without a value there, it is that of
+/// this process.
 fn variable(text: &OsString) -> (OsString, OsString) {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');

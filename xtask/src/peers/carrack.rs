@@ -38,13 +38,13 @@ impl Carrack {
         Ok((command, heard))
     }
 
-    /// One run on these cores.
+    /// Measures a row by one run on these cores.
     pub(super) fn measure_on(&self, row: &Row, cores: &[usize]) -> Result<Figure, TaskError> {
         let (command, heard) = self.run(row, cores, self.0.seconds)?;
         read(&heard.unless_failed(&command)?, row)
     }
 
-    /// One rank on each node: rank 0 prints the figures.
+    /// Runs one rank on each node: rank 0 prints the figures.
     fn run_between_nodes(&self, row: &Row, seconds: f64) -> Result<(Command, Heard), TaskError> {
         let port = ucx::free_port()?.to_string();
         let [mut first, mut other] = [0, 1].map(|side| {

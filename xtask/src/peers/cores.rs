@@ -54,7 +54,7 @@ impl Cores {
         })
     }
 
-    /// A command that runs `program` on these.
+    /// Returns a command that runs `program` on these CPUs.
     pub(super) fn pin(cpus: &[usize], program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("taskset");
         command.args(["-c", &list(cpus)]).arg(program);

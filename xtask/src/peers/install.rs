@@ -76,7 +76,7 @@ fn python() -> Command {
     command
 }
 
-/// The files of a folder of programs: Python's module restores no permissions.
+/// Makes the files of a folder of programs executable: Python's module restores no permissions.
 fn make_executable(folder: &Path) -> Result<(), TaskError> {
     let mut files = files::matching(folder, "*").into_iter();
     Ok(files.try_for_each(|file| fs::set_permissions(file, Permissions::from_mode(0o755)))?)

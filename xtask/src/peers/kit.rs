@@ -46,7 +46,7 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// A command that runs `program` on one of these cores: on its node, for a row of TCP.
+    /// Returns a command that runs `program` on one of these cores: on its node, for a row of TCP.
     pub(super) fn pin(&self, row: &Row, side: usize, program: impl AsRef<OsStr>) -> Command {
         // A row is only measured where there are as many.
         let core = &self.cores.first(2).unwrap_or_default()[side..=side];
@@ -103,7 +103,7 @@ impl Kit {
         }
     }
 
-    /// The GPUs that a program sees here.
+    /// Counts the GPUs that a program sees here.
     pub(super) fn gpus(&self) -> usize {
         let said =
             children::read(Command::new(self.peers.join("copy_bench")).arg("devices"), ANSWER);

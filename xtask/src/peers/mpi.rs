@@ -177,7 +177,7 @@ impl Side for Mpi {
     }
 }
 
-/// The words that start one rank on its cores.
+/// Returns the words that start one rank on its cores.
 fn rank(cpus: &[usize], bench: &Path) -> Vec<std::ffi::OsString> {
     let pinned = Cores::pin(cpus, bench);
     let words = [pinned.get_program()].into_iter().chain(pinned.get_args());

@@ -55,7 +55,7 @@ impl Nodes {
         &self.agent
     }
 
-    /// A command that runs `program` on a node, on these cores.
+    /// Returns a command that runs `program` on a node, on these cores.
     pub(super) fn command(
         &self,
         node: usize,

@@ -47,7 +47,7 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     Ok(bytes)
 }
 
-/// The files that fit; it is an error if none does.
+/// Returns the files that fit; it is an error if none does.
 fn found(peers: &Path, pattern: &str) -> Result<Vec<PathBuf>, TaskError> {
     let mut found = files::matching(peers, pattern);
     found.retain(|path| path.is_file());

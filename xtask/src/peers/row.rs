@@ -93,7 +93,8 @@ pub(super) fn read(rows: &str) -> Vec<Row> {
 const LONGEST: usize = 1 << 30;
 const MOST: usize = 64;
 
-/// These rows, and in front of those of several threads the ones that they are compared with.
+/// Returns these rows, and in front of those of several threads the ones that they are compared
+/// with.
 pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
     let mut all: Vec<Row> = Vec::new();
     for row in rows {
@@ -109,7 +110,7 @@ impl Row {
         if self.op == Op::Memcpy { 1 } else { self.ranks * self.threads }
     }
 
-    /// The same with one thread, which a row of several is compared with.
+    /// Returns the same row with one thread, which a row of several is compared with.
     pub(super) fn of_one_thread(&self) -> Option<Self> {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
@@ -139,7 +140,7 @@ impl Op {
         if matches!(self, Self::Am | Self::Send | Self::Put | Self::PutSeen) { 2.0 } else { 1.0 }
     }
 
-    /// The tests that it has.
+    /// Returns the tests that the operation has.
     fn tests(self) -> &'static [Test] {
         match self {
             Self::Am | Self::Send | Self::Put | Self::Get => {
@@ -153,7 +154,7 @@ impl Op {
 }
 
 impl Test {
-    /// The unit of its figures.
+    /// Returns the unit of the test's figures.
     pub(super) fn unit(self) -> &'static str {
         match self {
             Self::Latency => "us",

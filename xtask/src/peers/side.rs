@@ -10,10 +10,10 @@ use crate::error::TaskError;
 
 /// A program that is measured.
 pub(super) trait Side {
-    /// Its name in the table.
+    /// Returns its name in the table.
     fn name(&self) -> &'static str;
 
-    /// Its name and version.
+    /// Returns its name and version.
     fn version(&self) -> String;
 
     /// Returns its role in the comparison.
@@ -29,7 +29,7 @@ pub(super) trait Side {
     /// Finds its fastest settings of the row by short runs, or why it cannot do it.
     fn prepare(&self, row: &Row) -> Result<Setting, Out>;
 
-    /// One run.
+    /// Measures a row by one run.
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError>;
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// A figure without an average.
+    /// Creates a figure without an average.
     pub(super) const fn plain(value: f64) -> Self {
         Self { value, average: None }
     }

@@ -30,7 +30,7 @@ impl Yardstick {
         side::read_line("tcp_bench", &said, row)
     }
 
-    /// The threads of a row as processes, on the same cores.
+    /// Measures the threads of a row as processes, on the same cores.
     fn processes(&self, row: &Row) -> Result<Figure, TaskError> {
         let cores = self.0.cores.first(row.cores()).unwrap_or_default();
         let (senders, receivers) = cores.split_at(cores.len() / 2);

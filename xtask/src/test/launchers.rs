@@ -14,12 +14,12 @@ use crate::workspace::clean;
 /// Time limit of a job of four ranks.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Hydra, whose ranks find each other by PMI-1.
+/// Runs the jobs under Hydra, whose ranks find each other by PMI-1.
 pub(super) fn step(context: &mut Context) -> Outcome {
     jobs(context, MPICH, &[])
 }
 
-/// PRRTE, whose ranks find each other by PMIx.
+/// Runs the jobs under PRRTE, whose ranks find each other by PMIx.
 pub(super) fn long_step(context: &mut Context) -> Outcome {
     jobs(context, OPEN_MPI, &["--allow-run-as-root", "--oversubscribe"])
 }

@@ -13,7 +13,7 @@ const HOST: &str = "test --release --test host -- --include-ignored --test-threa
 /// Seconds of each fuzz target.
 const FUZZING: u32 = 300;
 
-/// A thousand kills, 10^8 messages, a rank that is stopped for a minute.
+/// Tests with a thousand kills, 10^8 messages, and a rank that is stopped for a minute.
 pub(super) fn soak(context: &mut Context) -> Outcome {
     let mut command = context.workspace.cargo(HOST);
     command
@@ -25,7 +25,7 @@ pub(super) fn soak(context: &mut Context) -> Outcome {
     context.run_tests(&mut command)
 }
 
-/// Two nodes: faults that last, 10^8 messages over connections that are cut, and Slurm.
+/// Tests two nodes: faults that last, 10^8 messages over connections that are cut, and Slurm.
 pub(super) fn nodes(context: &mut Context) -> Outcome {
     steps::need_nodes()?;
     let slurm = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix-dev";
@@ -46,7 +46,7 @@ pub(super) fn huge(context: &mut Context) -> Outcome {
     context.run_tests(context.workspace.cargo(HOST).arg("huge::"))
 }
 
-/// AddressSanitizer under the unit tests of the runtime, whose memory is its own.
+/// Runs the unit tests of the runtime, whose memory is its own, under AddressSanitizer.
 pub(super) fn sanitizer(context: &mut Context) -> Outcome {
     need_nightly(context)?;
     let mut command = nightly(context);
@@ -58,7 +58,7 @@ pub(super) fn sanitizer(context: &mut Context) -> Outcome {
     context.run_tests(&mut command)
 }
 
-/// Every target of `fuzz/`, some minutes each.
+/// Runs every target of `fuzz/`, some minutes each.
 pub(super) fn fuzz(context: &mut Context) -> Outcome {
     if !children::answers(Command::new("cargo").args(["fuzz", "--version"])) {
         return Stopped::skipped("there is no cargo-fuzz (cargo install cargo-fuzz)");

@@ -41,8 +41,8 @@ pub(super) fn need_nightly(context: &Context) -> Outcome {
     Stopped::skipped("there is no nightly toolchain (rustup toolchain install nightly)")
 }
 
-/// rustup's `cargo +nightly`. The one that runs this task says in the environment which toolchain
-/// it is of, which would win over the `+`.
+/// Returns rustup's `cargo +nightly`. The cargo that runs this task says in the environment which
+/// toolchain it is of, which would win over the `+`.
 pub(super) fn nightly(context: &Context) -> Command {
     let mut command = Command::new("cargo");
     command.arg("+nightly").current_dir(&context.workspace.root);

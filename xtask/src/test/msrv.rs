@@ -30,7 +30,7 @@ fn offenders(packages: &[Package], ours: [u64; 3]) -> impl Iterator<Item = &Pack
     packages.iter().filter(move |package| rust_version(package).is_some_and(|asked| asked > ours))
 }
 
-/// A package's rust-version, with zeros for what it leaves out.
+/// Returns a package's rust-version, with zeros for what it leaves out.
 fn rust_version(package: &Package) -> Option<[u64; 3]> {
     let mut numbers = package.rust_version.as_ref()?.split('.').map(|number| number.parse().ok());
     let mut next = || numbers.next().unwrap_or(Some(0));

@@ -22,7 +22,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The same step, which may be skipped.
+    /// Returns the same step, which may be skipped.
     pub(super) const fn optional(self) -> Self {
         Self { optional: true, ..self }
     }

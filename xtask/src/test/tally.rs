@@ -29,7 +29,7 @@ impl Tally {
         self.failed += other.failed;
     }
 
-    /// No test was executed.
+    /// Returns `true` if no test was executed.
     pub(super) fn is_empty(&self) -> bool {
         self.passed + self.failed == 0
     }

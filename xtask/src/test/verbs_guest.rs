@@ -109,13 +109,13 @@ const CHECKS: &[Check] = &[
 /// Time of the checks on two quiet cores, with a margin: one that is cut off counts as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
-/// The checks that take some minutes, or all where `TEST_GUEST=all` says so.
+/// Runs the checks that take some minutes, or all where `TEST_GUEST=all` says so.
 pub(super) fn step(context: &mut Context) -> Outcome {
     let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
     checks(context, |check| all || !check.is_long)
 }
 
-/// The other checks.
+/// Runs the other checks.
 pub(super) fn long_step(context: &mut Context) -> Outcome {
     checks(context, |check| check.is_long)
 }
@@ -171,8 +171,9 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError
     Ok(plan)
 }
 
-/// The carrack command and the examples, which some tests start: nothing is built in a guest.
-/// The selection is of the workspace, so that its crates have the features that its tests have.
+/// Builds the carrack command and the examples, which some tests start: nothing is built in a
+/// guest. The selection is of the workspace, so that its crates have the features that its tests
+/// have.
 fn build_programs(context: &Context) -> Result<(), ChildError> {
     let mut command = context.workspace.cargo("build --workspace --bins --examples");
     children::run(&mut command, BUILD, |_| {})

@@ -18,6 +18,8 @@ pub(super) struct KnownChannel {
     users: AtomicUsize,
 }
 
+/// Returns the state of a completion channel.
+///
 /// # Safety
 /// As [`known`].
 unsafe fn known_channel<'a>(channel: *mut ibv_comp_channel) -> &'a KnownChannel {
@@ -25,6 +27,8 @@ unsafe fn known_channel<'a>(channel: *mut ibv_comp_channel) -> &'a KnownChannel 
     unsafe { known(channel) }
 }
 
+/// Returns the state of a completion queue.
+///
 /// # Safety
 /// As [`known`].
 pub(super) unsafe fn known_cq<'a>(cq: *mut ibv_cq) -> &'a Arc<CompletionQueue> {

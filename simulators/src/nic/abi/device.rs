@@ -59,6 +59,8 @@ struct KnownDevice {
 static TAKEN: Mutex<[Option<Weak<DeviceList>>; LISTS]> = Mutex::new([const { None }; LISTS]);
 
 impl DeviceList {
+    /// Makes the list of these devices, in a free slot.
+    ///
     /// # Errors
     /// EMFILE: the process has too many simulated NICs.
     pub(in super::super) fn new(devices: &[Arc<Device>]) -> Result<Arc<Self>, Errno> {
@@ -134,6 +136,8 @@ macro_rules! listers {
 
 static LISTERS: [[Lister; ROW]; LISTS / ROW] = listers!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
+/// Returns the state of a device.
+///
 /// # Safety
 /// As [`known`].
 unsafe fn known_device<'a>(device: *mut ibv_device) -> &'a KnownDevice {
@@ -186,6 +190,8 @@ fn whole(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
+/// Returns the state of a context.
+///
 /// # Safety
 /// As [`known`].
 pub(super) unsafe fn known_context<'a>(context: *mut ibv_context) -> &'a KnownContext {

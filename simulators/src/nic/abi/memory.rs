@@ -45,6 +45,8 @@ impl OneAtATime {
     }
 }
 
+/// Returns the state of a protection domain.
+///
 /// # Safety
 /// As [`known`].
 pub(super) unsafe fn known_domain<'a>(pd: *mut ibv_pd) -> &'a KnownDomain {

@@ -14,7 +14,7 @@ use carrack_transports::verbs::sys::bindings::{
 use rustix::io::Errno;
 use std::ffi::c_int;
 
-/// The pieces of a work request.
+/// Returns the pieces of a work request.
 ///
 /// # Safety
 /// `first` is the first of `count`.
@@ -81,6 +81,8 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, Errno> {
     }
 }
 
+/// Reads a work request, with its inline data.
+///
 /// # Safety
 /// As [`operation`].
 unsafe fn work(pair: &QueuePair, wr: &ibv_send_wr) -> Result<Work, Errno> {
@@ -158,6 +160,8 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     unsafe { post_receives(first, bad, post) }
 }
 
+/// Posts a list of receives, up to the first that fails.
+///
 /// # Safety
 /// As `ibv_post_recv`.
 unsafe fn post_receives(

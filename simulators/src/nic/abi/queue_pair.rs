@@ -17,6 +17,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Returns the state of a shared receive queue.
+///
 /// # Safety
 /// As [`known`].
 pub(super) unsafe fn known_srq<'a>(srq: *mut ibv_srq) -> &'a Arc<ReceiveQueue> {
@@ -102,6 +104,8 @@ pub(super) struct KnownPair {
     cap: ibv_qp_cap,
 }
 
+/// Returns the state of a queue pair.
+///
 /// # Safety
 /// As [`known`].
 pub(super) unsafe fn known_pair<'a>(qp: *mut ibv_qp) -> &'a KnownPair {

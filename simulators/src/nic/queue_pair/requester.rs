@@ -102,6 +102,8 @@ impl Work {
         }
     }
 
+    /// Checks that a queue pair of this kind can do the request.
+    ///
     /// # Errors
     /// EINVAL: a queue pair of this kind has no such request.
     pub(super) fn check(&self, parts: &Parts) -> Result<(), Errno> {
@@ -167,6 +169,8 @@ impl Requester {
         (self.at, self.begun, self.deadline, self.rest) = (0, 0, None, None);
     }
 
+    /// Queues a request, and takes a place for it.
+    ///
     /// # Errors
     /// ENOMEM: there is no place.
     pub(super) fn post(&mut self, mut work: Work) -> Result<(), Errno> {

@@ -38,6 +38,8 @@ impl State {
     }
 }
 
+/// Checks a transition, and the attributes that the caller gives for it.
+///
 /// # Errors
 /// EINVAL: there is no such transition, or an attribute is missing for it, or is not permitted.
 pub(super) fn check(from: State, to: State, mask: u32) -> Result<(), Errno> {

@@ -43,7 +43,8 @@ pub(super) struct Perftest;
 #[derive(Debug)]
 pub(super) struct Ucx;
 
-/// Enough messages for a median. More would take longer than Carrack's measurement does.
+/// Returns a setting with enough messages for a median. More would take longer than Carrack's
+/// measurement does.
 fn setting(row: &Row) -> Setting {
     let iterations = match row.test {
         Test::Latency => 1000,
