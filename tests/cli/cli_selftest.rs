@@ -28,7 +28,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// A bundle with these shell scripts in the place of test programs.
+    /// Creates a bundle with these shell scripts in the place of test programs.
     fn bundle(test: &str, scripts: &[(&str, &str)]) -> Self {
         let folder = Self::new(test);
         let place = folder.0.join("carrack");
@@ -71,7 +71,8 @@ impl Folder {
         self.0.join("report")
     }
 
-    /// The selftest of the bundle on simulated GPUs, of the parts with one of these in their names.
+    /// Returns the selftest of the bundle on simulated GPUs, of the parts with `filter` in their
+    /// names.
     fn selftest(&self, filter: &str, args: &[&str]) -> Command {
         selftest(&self.0.join("carrack"), &self.report(), filter, args)
     }
@@ -114,7 +115,7 @@ fn part<'a>(report: &'a Value, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no {name} in {report:#}"))
 }
 
-/// The processes that have a word on their command line.
+/// Counts the processes that have a word on their command line.
 fn running(word: &str) -> usize {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());

@@ -10,8 +10,8 @@ use crate::support::explained::{Told, assert_shared, carrack, explain, text, tol
 use std::process::Output;
 use std::sync::OnceLock;
 
-/// The folder with a library of the name under which drivers are looked for, whose GPUs no other
-/// run of this program has.
+/// Returns the folder with a library of the name under which drivers are looked for, whose GPUs no
+/// other run of this program has.
 fn folder() -> &'static str {
     static FOLDER: OnceLock<String> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -26,8 +26,8 @@ fn folder() -> &'static str {
 
 const ASKED: (&str, &str) = ("CARRACK_GPU_COPIER", "1");
 
-/// Ranks on the GPU of this number, or on those that `first` says. Tests of this program have GPUs
-/// of their own.
+/// Runs ranks on the GPU of this number, or on those that `first` says. Tests of this program have
+/// GPUs of their own.
 fn on(gpu: &str, ranks: u32, first: &str, args: &[&str], vars: &[(&str, &str)]) -> Output {
     let driver = [("LD_LIBRARY_PATH", folder()), ("CARRACK_GPU", "cuda"), ("MOCK_GPU", gpu)];
     explain(ranks, first, args, &[&driver, vars].concat())

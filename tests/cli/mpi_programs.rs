@@ -45,7 +45,7 @@ fn mocks() -> &'static Path {
     })
 }
 
-/// This program in its role, with a library and without variables of launchers.
+/// Returns this program in its role, with a library and without variables of launchers.
 fn program(before: &[&str], role: &str, library: &Path) -> Command {
     let this = std::env::current_exe().unwrap();
     let words = before.iter().map(AsRef::as_ref).chain([this.as_os_str()]).collect::<Vec<_>>();
@@ -268,7 +268,7 @@ impl Mpi {
         assert_eq!(code, 0);
     }
 
-    /// The part of the world with this colour.
+    /// Returns the part of the world with this colour.
     fn split(&self, colour: c_int, key: c_int) -> usize {
         type Split = unsafe extern "C" fn(usize, c_int, c_int, *mut usize) -> c_int;
         let mut part = 0;
@@ -282,7 +282,7 @@ impl Mpi {
     }
 }
 
-/// The start of a runtime with this communicator.
+/// Starts a runtime with this communicator.
 fn start(comm: usize) -> Result<Runtime, carrack::StartError> {
     // SAFETY: the handle is one of the library that is open, or no call is made with it.
     Runtime::from_mpi(unsafe { MpiComm::from_raw(comm) })

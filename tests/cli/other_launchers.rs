@@ -127,7 +127,7 @@ fn by_port(server: &Arc<Server>, mut command: Command, rank: usize, told: usize)
     (started, served)
 }
 
-/// A program without variables of any launcher.
+/// Returns a program without variables of any launcher.
 fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     unset(&mut command, &["TORCHELASTIC_RUN_ID"]);
@@ -257,7 +257,7 @@ fn what_keeps_rank_0_from_listening_is_the_error_of_all_ranks() {
     }
 }
 
-/// A task of a step that is on one node.
+/// Returns a task of a step that is on one node.
 fn task(rank: u32, size: u32, job: u32) -> Command {
     let mut command = role("fence");
     for (name, value) in [

@@ -26,7 +26,7 @@ const WATCHDOG: Duration = Duration::from_secs(120);
 /// The status of a rank that hung.
 const HUNG: i32 = 97;
 
-/// A process as a rank of a job whose rank 0 is found at this port.
+/// Makes a process a rank of a job whose rank 0 is found at this port.
 fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
     unset(&mut command, &["TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"])
         .env("RANK", rank.to_string())
@@ -390,7 +390,7 @@ fn what_a_rank_has_sent_before_it_was_lost_comes_where_nothing_was_sent_to_it() 
     }
 }
 
-/// Rank 0 asks for the address of the other when it knows that this is lost.
+/// Runs the role: rank 0 asks for the address of the other when it knows that this is lost.
 fn last_words() {
     let runtime = Runtime::start().unwrap();
     let words = [1, 2].map(Tag);
@@ -418,7 +418,7 @@ fn last_words() {
     runtime.wait(|| matches!(runtime.peer_state(Rank(1)), PeerState::Down(_))).unwrap();
 }
 
-/// This very test as a process of a launcher that sets these variables, and no others.
+/// Returns this very test as a process of a launcher that sets these variables, and no others.
 fn started_by(variables: &[(&str, &str)]) -> Command {
     let mut command = role("meet", 0, 1, 0);
     without_launchers(&mut command);

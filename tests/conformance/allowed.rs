@@ -431,7 +431,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The other rank's part in the operation.
+    /// Does the other rank's part in the operation.
     fn meet(&self) {
         if self.is_met.swap(true, Ordering::AcqRel) {
             return;
@@ -449,7 +449,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The operation, to be called as often as need be.
+    /// Returns the operation, to be called as often as need be.
     fn operation(&self) -> Box<dyn FnMut() -> Result<Outcome, PostError> + '_> {
         let Case { operation, verb, .. } = self.case;
         let (zero, rmr, name) = (&self.bench.ranks()[0], &self.bench.ground.rmr, self.bench.name);
@@ -497,7 +497,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Calls it; while the call waits for its end, the other rank goes on and does its part.
+    /// Calls the operation. While the call waits for its end, the other rank goes on and does its
+    /// part.
     fn call(
         &self,
         operation: &mut dyn FnMut() -> Result<Outcome, PostError>,

@@ -48,8 +48,8 @@ fn drive<F: Future>(ranks: &[Runtime], future: F) -> F::Output {
     output.unwrap()
 }
 
-/// An executor of one thread: polls all tasks when one of them was woken, until the first is over.
-/// Returns its output, and the number of polls.
+/// Polls all tasks, as an executor of one thread, when one of them was woken, until the first is
+/// complete. Returns its output, and the number of polls.
 fn execute<T>(first: impl Future<Output = T>, others: Vec<carrack::Drive>) -> (T, usize) {
     struct Unpark(std::thread::Thread, AtomicBool);
     impl Wake for Unpark {

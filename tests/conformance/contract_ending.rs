@@ -56,7 +56,7 @@ impl Way {
     }
 }
 
-/// The two sides, and a link each way.
+/// Creates the two sides, and a link each way.
 fn linked<J: Job>() -> ([Side; 2], [Arc<dyn Link>; 2]) {
     let [mut here, mut there] = [0, 1].map(Side::new::<J>);
     let to = here.connect(&there, 1);

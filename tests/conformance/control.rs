@@ -272,7 +272,7 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     over.one(&ranks).ok().unwrap();
 }
 
-/// An rmr that no transport can map.
+/// Returns an rmr that no transport can map.
 fn without_keys(rmr: &RemoteKey) -> RemoteKey {
     // Owner, number, offset and length; transports' keys follow.
     RemoteKey::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()

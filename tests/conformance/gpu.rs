@@ -67,12 +67,12 @@ impl Ground {
         Self { gpus, ranks, sink, name, devices, pool }
     }
 
-    /// The device of that number; the last one, where there are fewer.
+    /// Returns the device of that number; the last one, where there are fewer.
     fn gpu(&self, number: usize) -> &Arc<dyn Gpu> {
         self.gpus.gpus.get(number).unwrap_or_else(|| self.gpus.last())
     }
 
-    /// The driver that can be told to misbehave.
+    /// Returns the driver that can be told to misbehave.
     fn fake(&self) -> &FakeDriver {
         self.gpus.fake.as_ref().expect("simulated GPUs")
     }
@@ -81,7 +81,7 @@ impl Ground {
         self.gpu(gpu).allocate(len, Flavour::Plain).unwrap()
     }
 
-    /// Guarded device memory that holds those bytes.
+    /// Returns guarded device memory that holds those bytes.
     fn holding(&self, gpu: usize, bytes: &[u8]) -> Guarded {
         Guarded::within(self.region(gpu, Guarded::room(bytes.len())), bytes.len(), 7).filled(bytes)
     }

@@ -29,7 +29,8 @@ crate::support::over_each_transport!(
 /// A packet holds 8192; the kernel copies a mebibyte at a time.
 const SIZES: [usize; 5] = [8193, 20_000, 65_536, (1 << 20) + 1, 3_000_017];
 
-/// Both ways of moving the bytes. Over loopback there is one, under two names.
+/// Returns a pair for both ways of moving the bytes. Over loopback there is one way, under two
+/// names.
 fn pairs<J: Job>() -> impl Iterator<Item = [Runtime; 2]> {
     let choices = [AutoChoice::Auto, AutoChoice::Off];
     let own = if J::TRANSPORT == TransportChoice::Shm { 2 } else { 1 };

@@ -50,7 +50,7 @@ enum Kind {
 const KINDS: [Kind; 6] =
     [Kind::Slice, Kind::Vec, Kind::Bytes, Kind::BytesMut, Kind::Region, Kind::Packet];
 
-/// A packet with those bytes, which are at most its capacity.
+/// Returns a packet with those bytes, which are at most its capacity.
 fn packet(pool: &PacketPool, bytes: &[u8]) -> Packet {
     let mut packet = pool.take_with_len(bytes.len()).unwrap();
     packet.as_mut_slice().unwrap().copy_from_slice(bytes);
@@ -74,8 +74,8 @@ struct Case {
 }
 
 impl Case {
-    /// A message longer than a packet ends for its sender when it is received: that must not wait
-    /// for its end.
+    /// Returns the case as it can run. A message longer than a packet ends for its sender when it
+    /// is received: that must not wait for its end.
     fn possible(self) -> Self {
         if self.size <= 8192 {
             return self;

@@ -79,7 +79,7 @@ impl Ground {
         Self { ranks, region, mr: Some(mr), rmr: RemoteKey::from_bytes(&bytes).unwrap() }
     }
 
-    /// Calls, and waits for the end.
+    /// Calls an operation, and waits for its end.
     fn ended(&self, sink: &Sink, call: impl FnMut() -> Result<Outcome, PostError>) -> Status {
         match posted(&self.ranks, call) {
             Outcome::Done(status) => status,

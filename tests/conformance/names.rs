@@ -152,7 +152,7 @@ impl Drop for Session {
     }
 }
 
-/// A handler that has captured such a thing, registered, and another object.
+/// Registers a handler that has captured a session, and another object.
 fn with_session(runtime: &Runtime) -> (RemoteComp, RemoteComp) {
     let other = runtime.register_comp(&Counter::new()).unwrap();
     let session = Session(runtime.clone(), other);

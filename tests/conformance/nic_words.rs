@@ -20,7 +20,8 @@ crate::support::over_each_transport!(
     words_that_are_withdrawn_while_in_use_end_operations_and_no_connection,
 );
 
-/// Memory of a rank's whose words are the NIC's. `None`: it has none, and says so.
+/// Registers memory of a rank's whose words are the NIC's. `None`: the rank has no NIC, and says
+/// so.
 fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, RemoteKey)> {
     match owner.registration(region).atomics(AtomicAgent::Nic).register() {
         Ok(mr) => {
@@ -37,8 +38,8 @@ fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, RemoteKey)> {
     }
 }
 
-/// Calls until the outcome is no retry, and makes progress on this rank alone until the operation
-/// ends.
+/// Adds to a word, again while the outcome is a retry, and makes progress on this rank alone until
+/// the operation ends.
 fn add(rank: &Runtime, rmr: &RemoteKey, offset: u64, value: u64) -> u64 {
     let mut post = rank.post_fetch_add(rmr.owner(), rmr, offset, value);
     let status = post.wait().unwrap();

@@ -77,7 +77,7 @@ impl Ground {
         Self { ranks, gpus, told, name }
     }
 
-    /// Memory of this rank's.
+    /// Allocates memory of this rank's.
     pub(super) fn local(&self, memory: Memory, len: usize) -> Region {
         match memory {
             Memory::Host => Region::host(len),
@@ -86,7 +86,7 @@ impl Ground {
         }
     }
 
-    /// Memory of rank 1's: with all that it takes to map it, or without.
+    /// Allocates memory of rank 1's: with all that it takes to map it, or without.
     pub(super) fn remote(&self, memory: Memory, mapped: bool, len: usize) -> Remote {
         let region = match memory {
             Memory::Host if mapped => self.ranks[1].allocate(len).unwrap(),
@@ -101,7 +101,7 @@ impl Ground {
         Remote { region, rmr: RemoteKey::from_bytes(&bytes).unwrap(), registered }
     }
 
-    /// The status of an operation that may be over at once.
+    /// Returns the status of an operation that may be complete at once.
     pub(super) fn ended(
         &self,
         sink: &Sink,
@@ -129,8 +129,8 @@ fn sorts<J: Job>() -> Vec<(Memory, Memory, bool)> {
         .collect()
 }
 
-/// Random parts of two regions that do not overlap, in random order; and how long the regions have
-/// to be.
+/// Returns random parts of two regions that do not overlap, in random order; and how long the
+/// regions have to be.
 fn parts(rng: &mut SmallRng, count: usize, longest: usize) -> (Vec<(Range<usize>, usize)>, usize) {
     let place = || {
         let mut at = 0;
@@ -223,8 +223,8 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
     }
 }
 
-/// A face of that shape, and how long a region may be for it: a byte at the least, as no GPU gives
-/// memory of none.
+/// Returns a face of that shape, and how long a region may be for it: a byte at the least, as no
+/// GPU gives memory of none.
 fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
     let offset = rng.random_range(0..100);
     let row = count[0] + rng.random_range(0..2) * rng.random_range(0..50);
@@ -418,7 +418,7 @@ pub(super) fn posted_or_refused(
     }
 }
 
-/// A call that waits, while the other rank makes progress.
+/// Makes a call that waits, while the other rank makes progress.
 pub(super) fn on_both<R>(ranks: &[Runtime; 2], call: impl FnOnce() -> R) -> R {
     use std::sync::atomic::{AtomicBool, Ordering};
     let over = AtomicBool::new(false);

@@ -18,7 +18,8 @@ crate::support::over_each_transport_and!(
     what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it,
 );
 
-/// More pieces than may wait for an answer, of memory that only its owner reaches, or its NIC.
+/// Returns a ground where fewer pieces may wait for an answer than a test posts, of memory that
+/// only its owner reaches, or its NIC.
 fn ground<J: Job>() -> Ground {
     let ground = Ground::over(J::pair_with(
         J::settings().offers(16).setting("kernel_copy", AutoChoice::Off),

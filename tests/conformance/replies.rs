@@ -65,7 +65,7 @@ fn counting(runtime: &Runtime) -> Arc<AtomicU64> {
     counter
 }
 
-/// Short ones, ones of a packet, and a few that are fetched.
+/// Returns a request: most are short, some are of a packet, and a few are fetched.
 fn request(number: u64) -> Vec<u8> {
     let size = match number % 40 {
         0 => 20_000,

@@ -14,16 +14,16 @@ pub(crate) fn why_not(test: &str) -> Option<String> {
     (!has_valgrind).then(|| "there is no valgrind here".into())
 }
 
-/// The profile's folder, as far as this program lies where Cargo has put it.
+/// Returns the profile's folder, as far as this program lies where Cargo has put it.
 fn profile_of_this_build() -> String {
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().and_then(Path::parent).and_then(Path::file_name);
     folder.unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The instructions that a function, named by its whole path, takes in all while the test `role`
-/// runs, which is told so by the variable `told`; without those functions for which `skipped` is
-/// true, nor what they call.
+/// Counts the instructions that a function, named by its whole path, takes in all while the test
+/// `role` runs. The variable `told` tells the test so. Functions for which `skipped` is true are
+/// left out, with what they call.
 pub(crate) fn counted(
     function: &str,
     role: &str,
@@ -53,8 +53,8 @@ pub(crate) fn counted(
     instructions(&profile, skipped)
 }
 
-/// The instructions of a profile, without those of functions for which `skipped` is true when
-/// others call them, nor of what these call. Names and positions are not compressed in it.
+/// Counts the instructions of a profile. Functions for which `skipped` is true when others call
+/// them are left out, with what they call. Names and positions are not compressed in the profile.
 fn instructions(profile: &str, skipped: impl Fn(&str) -> bool) -> u64 {
     let (mut total, mut taken_off) = (0, 0);
     let (mut function, mut callee) = ("", "");

@@ -40,7 +40,7 @@ fn measured_afterwards(device: &dyn Device, batch: &mut Batch) -> bool {
     device.poll(batch, &mut |_: &mut Batch| {}) == Polled::Some
 }
 
-/// Poll of the sender, which finds only the ends of its requests.
+/// Polls as the sender, which finds only the ends of its requests.
 #[inline(never)]
 fn measured_completion(device: &dyn Device, batch: &mut Batch) -> bool {
     device.poll(batch, &mut |_: &mut Batch| {}) == Polled::Some

@@ -4,7 +4,7 @@ use super::{assert_sane, command, lines, stderr, stdout};
 use serde_json::Value;
 use std::process::Output;
 
-/// The command's `perf` with simulated GPUs, and these arguments.
+/// Runs the command's `perf` with simulated GPUs, and these arguments.
 fn perf_on_fake_gpus(args: &[&str]) -> Output {
     let perf = ["perf", "--json", "--seconds", "0.01"];
     command(&[&perf, args].concat()).env("CARRACK_GPU", "fake").output().unwrap()

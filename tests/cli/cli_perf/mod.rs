@@ -11,8 +11,8 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-/// The command with these arguments, and with none of the variables that this test may have been
-/// started with.
+/// Returns the command with these arguments, and with none of the variables that this test may have
+/// been started with.
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(carrack());
     unset(&mut command, &[]).args(args).stdin(Stdio::null());
@@ -33,7 +33,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The lines of `perf` with these arguments, as JSON.
+/// Returns the lines of `perf` with these arguments, as JSON.
 fn perf(args: &[&str]) -> Vec<Value> {
     let output = run(&[&["perf", "--json", "--seconds", "0.02"], args].concat());
     lines(&stdout(&output))
@@ -557,7 +557,7 @@ fn a_reader_that_has_heard_enough_is_no_failure() {
     }
 }
 
-/// The comments and the rows of `put_get_bench` with these arguments.
+/// Returns the comments and the rows of `put_get_bench` with these arguments.
 fn osu(args: &[&str]) -> (Vec<String>, Vec<Vec<f64>>) {
     let output = run(&[&["put_get_bench", "--seconds", "0.02"], args].concat());
     let said = stdout(&output);

@@ -36,7 +36,7 @@ const ROLE: &str = "CARRACK_TEST_ROLE";
 /// Two processes a rank, of which one is a grandchild of the keeper.
 const TWO_SLEEPERS: &str = "sleep 1000 & echo ready; sleep 1000";
 
-/// `carrack run -n RANKS OPTIONS -- PROGRAM`.
+/// Returns the command `carrack run -n RANKS OPTIONS -- PROGRAM`.
 fn job(ranks: u32, options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(carrack());
     command
@@ -61,12 +61,12 @@ fn job(ranks: u32, options: &[&str], program: &[&str]) -> Command {
     command
 }
 
-/// A job whose ranks run a shell script.
+/// Returns a job whose ranks run a shell script.
 fn script(ranks: u32, options: &[&str], script: &str) -> Command {
     job(ranks, options, &["sh", "-c", script])
 }
 
-/// A job whose ranks are this test in a role.
+/// Returns a job whose ranks are this test in a role.
 fn role(ranks: u32, role: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let program =
@@ -92,7 +92,7 @@ fn start(mut job: Command, lines: usize) -> Running {
     running
 }
 
-/// The keeper: the launcher's only child.
+/// Returns the keeper: the launcher's only child.
 fn keeper(running: &Running) -> Pid {
     let launcher = running.id().to_string();
     let is_keeper = |pid: &Pid| {
@@ -103,7 +103,7 @@ fn keeper(running: &Running) -> Pid {
     running.processes().find(is_keeper).unwrap()
 }
 
-/// The lines of all ranks, which come in any order.
+/// Returns the lines of all ranks, which come in any order.
 fn lines(heard: &Heard) -> BTreeSet<&str> {
     heard.stdout.lines().collect()
 }

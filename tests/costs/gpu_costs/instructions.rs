@@ -259,7 +259,7 @@ pub(crate) fn counts() -> Vec<Count> {
     MEASURED.into_iter().map(count).collect()
 }
 
-/// `cuMemcpyDtoDAsync_v2`, but no function of this library.
+/// Returns `true` for `cuMemcpyDtoDAsync_v2`, and `false` for a function of this library.
 fn is_the_drivers(function: &str) -> bool {
     function
         .strip_prefix("cu")

@@ -60,7 +60,7 @@ impl Ground {
         Self { library, runtime, gpu, _watchdog: Watchdog::over(test) }
     }
 
-    /// One of the mock's own words.
+    /// Returns one of the mock's own words.
     fn word(&self, name: &str) -> i32 {
         mock::word(&self.library, name)
     }

@@ -31,7 +31,7 @@ fn build(what: &[&str]) {
     assert!(command.status().unwrap().success(), "building {what:?} failed");
 }
 
-/// The carrack command.
+/// Returns the carrack command, built.
 pub fn carrack() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -42,7 +42,7 @@ pub fn carrack() -> &'static Path {
     })
 }
 
-/// The folder of the examples.
+/// Returns the folder of the examples, built.
 pub fn examples() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {

@@ -5,7 +5,8 @@ use ::children::{Heard, Running, Stream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time limit of a process, and of what is waited for in it. It only turns a hang into a failure.
+/// Returns the time limit of a process, and of what is waited for in it. It only turns a hang into
+/// a failure.
 pub fn limit() -> Duration {
     patience(Duration::from_secs(300))
 }
@@ -36,7 +37,8 @@ pub trait Watched {
     /// Waits for its end, and returns what it has said.
     fn ends(self) -> Heard;
 
-    /// As [`ends`](Self::ends), and the process has to leave none behind, however it ends.
+    /// Does as [`ends`](Self::ends), and checks that the process leaves none behind, however it
+    /// ends.
     fn ends_with_all(self) -> Heard;
 }
 

@@ -18,7 +18,7 @@ thread_local! {
     pub static BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Bytes that the process holds. Other threads allocate too.
+/// Returns the bytes that the process holds. Other threads allocate too.
 pub fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }

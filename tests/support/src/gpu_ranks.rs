@@ -49,13 +49,14 @@ impl Gpus {
         Self::of(FakeConfig::devices(2))
     }
 
-    /// Under a mask, which a driver of real devices reads itself from `CUDA_VISIBLE_DEVICES`.
+    /// Starts a driver under a mask, which a driver of real devices reads itself from
+    /// `CUDA_VISIBLE_DEVICES`.
     pub fn under(mask: &str) -> Self {
         let visible = mask.split(',').map(|device| device.parse().unwrap()).collect();
         Self::of(FakeConfig { visible: Some(visible), ..FakeConfig::devices(2) })
     }
 
-    /// Simulated as the configuration says, or real.
+    /// Starts a driver: simulated as the configuration says, or real.
     pub fn of(config: FakeConfig) -> Self {
         let fake = (!are_real()).then(|| FakeDriver::new(config).unwrap());
         let driver: Arc<dyn Driver> = match &fake {
@@ -66,12 +67,12 @@ impl Gpus {
         Self { driver, fake, all }
     }
 
-    /// A rank between processes, whose driver this is.
+    /// Starts a rank between processes, whose driver this is.
     pub fn runtime(&self, role: &Role) -> Runtime {
         self.rank(OverShm::settings(), Box::new(role.bootstrap()))
     }
 
-    /// A rank of any job.
+    /// Starts a rank of any job.
     pub fn rank(
         &self,
         settings: SettingsBuilder,
@@ -126,7 +127,7 @@ impl Kind {
         gpus.all[at.min(gpus.all.len() - 1)].allocate(len, flavour).unwrap()
     }
 
-    /// Memory of exactly that length, at an odd place of its region.
+    /// Returns memory of exactly that length, at an odd place of its region.
     pub fn empty(self, gpus: &Gpus, len: usize) -> Buffer {
         self.region(gpus, len + 13).slice(13, len).unwrap().into()
     }
@@ -171,7 +172,7 @@ pub fn send(
     over(runtime, |done| runtime.post_send(to, buffer.into(), tag).comp(done).submit())
 }
 
-/// Receives, and waits for it.
+/// Receives, and waits for the message.
 pub fn receive(
     runtime: &Runtime,
     from: Rank,
@@ -200,7 +201,7 @@ impl Went {
     }
 }
 
-/// Puts, by the engine where that is possible.
+/// Puts a buffer, by the engine where that is possible.
 pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &RemoteKey, at: u64) -> Went {
     let call = |path: Option<&'static str>| {
         over(runtime, |done| {
@@ -214,7 +215,7 @@ pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &RemoteKey, at: u6
     went(call).0
 }
 
-/// Gets, by the engine where that is possible. What has come is in the buffer.
+/// Gets bytes, by the engine where that is possible. What has come is in the buffer.
 pub fn get(
     runtime: &Runtime,
     make: impl Fn() -> Buffer,
@@ -263,7 +264,7 @@ pub fn registered(role: &Role, runtime: &Runtime, what: &str, region: &Region) -
     mr
 }
 
-/// The memory of which a rank tells.
+/// Returns the memory of which a rank tells.
 pub fn told(role: &Role, what: &str, by: u32) -> RemoteKey {
     RemoteKey::from_bytes(&role.told(what, by)).unwrap()
 }

@@ -21,7 +21,7 @@ pub fn choice() -> GpuChoice {
     if are_real() { GpuChoice::Cuda } else { GpuChoice::Fake }
 }
 
-/// The devices that a runtime has.
+/// Returns the devices that a runtime has.
 pub fn of(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
     let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
     driver.expect("a driver with devices")
@@ -35,7 +35,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Two devices if they are simulated, else those that there are.
+    /// Starts a driver: with two devices if they are simulated, else with those that there are.
     #[allow(clippy::new_without_default, reason = "it starts a driver")]
     pub fn new() -> Self {
         let fake = (!are_real()).then(|| FakeDriver::new(FakeConfig::devices(2)).unwrap());
@@ -48,7 +48,7 @@ impl Ground {
         Self { driver, fake, gpus }
     }
 
-    /// The last device: another one than the first, where there are several.
+    /// Returns the last device: another one than the first, where there are several.
     pub fn last(&self) -> &Arc<dyn Gpu> {
         &self.gpus[self.gpus.len() - 1]
     }

@@ -97,7 +97,7 @@ pub fn held(transport: TransportChoice, size: u32) -> Held {
     Held { size, heap: (live() - heap) / each, shared: (mapped() - shared) / each }
 }
 
-/// Bytes of shared memory that this process has mapped.
+/// Returns the bytes of shared memory that this process has mapped.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let ours = maps.lines().filter(|line| line.contains("carrack-"));
@@ -108,7 +108,7 @@ fn mapped() -> usize {
     lens.sum()
 }
 
-/// Bytes that each silent peer costs a rank, between the smallest and the largest job.
+/// Returns the bytes that each silent peer costs a rank, between the smallest and the largest job.
 pub fn each(rows: &[Held]) -> f64 {
     let (first, last) = (rows[0], rows[rows.len() - 1]);
     let bytes = |row: Held| (row.heap + row.shared) as f64;

@@ -18,7 +18,8 @@ impl Guarded {
         Self::within(Region::host(len + 2 * BORDER), len, seed)
     }
 
-    /// In a region of the caller's, of any kind of memory, of at least `room(len)` bytes.
+    /// Guards `len` bytes in a region of the caller's, of any kind of memory, of at least
+    /// `room(len)` bytes.
     pub fn within(region: Region, len: usize, seed: u64) -> Self {
         let mut poison = vec![0; region.len()];
         SmallRng::seed_from_u64(seed ^ 0x5eed).fill_bytes(&mut poison);
@@ -40,7 +41,7 @@ impl Guarded {
         self
     }
 
-    /// The region holds `bytes` at the start of the slice and poison everywhere else.
+    /// Checks that the region holds `bytes` at the start of the slice and poison everywhere else.
     #[track_caller]
     pub fn assert_holds(&self, bytes: &[u8]) {
         let found = self.region.whole().to_vec().unwrap();
@@ -57,7 +58,7 @@ impl Guarded {
         }
     }
 
-    /// Nothing was written.
+    /// Checks that nothing was written.
     #[track_caller]
     pub fn assert_untouched(&self) {
         self.assert_holds(&[]);

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 pub const NEVER_GIVES_UP: [(&str, &str); 2] =
     [("CARRACK_VERBS_TIMEOUT", "18"), ("CARRACK_VERBS_RETRIES", "7")];
 
-/// A variable that tells a program in a guest about itself.
+/// Returns a variable that tells a program in a guest about itself.
 pub fn told(name: &str) -> Option<String> {
     std::env::var(format!("RDMA_GUEST_{name}")).ok()
 }
@@ -28,7 +28,7 @@ pub fn is_in_guests(what: &str, guests: &str) -> bool {
     is_there
 }
 
-/// The number of this guest.
+/// Returns the number of this guest.
 pub fn node() -> u32 {
     told("NODE").map_or(0, |number| number.parse().expect("a number"))
 }

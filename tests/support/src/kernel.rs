@@ -4,8 +4,8 @@
 
 use libc::sock_filter;
 
-/// The system calls that this thread, and those that it starts, are refused from now on, with
-/// EPERM.
+/// Makes the kernel refuse these system calls to this thread, and to those that it starts, from now
+/// on, with EPERM.
 pub fn refuses(calls: &[libc::c_long]) {
     let mut filter = vec![load(0)];
     for call in calls {

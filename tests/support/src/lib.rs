@@ -49,12 +49,12 @@ pub fn patience(limit: Duration) -> Duration {
 pub struct Watchdog(#[allow(dead_code, reason = "dropped to call the dog off")] Sender<()>);
 
 impl Watchdog {
-    /// Over a test that takes no longer than others.
+    /// Watches a test that takes no longer than others.
     pub fn over(what: &str) -> Self {
         Self::patient(what, patience(LIMIT))
     }
 
-    /// Over a test that takes longer than others.
+    /// Watches a test that takes longer than others.
     pub fn patient(what: &str, limit: Duration) -> Self {
         let (calm, alarm) = channel::<()>();
         let what = what.to_string();
@@ -99,7 +99,7 @@ pub trait Job: 'static {
         Runtime::in_process_with(size, &built(settings)).expect("a job in this process")
     }
 
-    /// Two ranks whose links are up in both directions.
+    /// Starts two ranks whose links are up in both directions.
     fn pair() -> [Runtime; 2] {
         Self::pair_with(Self::settings())
     }
@@ -185,7 +185,8 @@ impl Job for OverSimulatedNic {
     const IS_RDMA: bool = true;
 }
 
-/// The RDMA device of a rank, of those that `TEST_VERBS` names: the two of the guest without.
+/// Returns the RDMA device of a rank, of those that `TEST_VERBS` names: the two of the guest
+/// without.
 pub fn rdma_device(rank: usize) -> String {
     let names = std::env::var("TEST_VERBS").unwrap_or_else(|_| "rxe0,rxe1".into());
     let names: Vec<_> = names.split(',').collect();
@@ -251,7 +252,7 @@ pub fn built(settings: SettingsBuilder) -> Settings {
     settings.build_from_vars(std::iter::empty::<(String, String)>()).expect("settings in range")
 }
 
-/// Ranks of one job, not yet started: for tests of the start.
+/// Returns ranks of one job, not yet started: for tests of the start.
 pub fn unstarted(size: u32) -> Vec<InProcess> {
     InProcess::job(size).unwrap()
 }
@@ -266,7 +267,7 @@ pub fn amount(variable: &str, debug: u64, release: u64) -> u64 {
     given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
 }
 
-/// A generator whose seed is told, and can be given: `TEST_SEED=123 cargo test …`.
+/// Creates a generator whose seed is printed, and can be given: `TEST_SEED=123 cargo test …`.
 pub fn rng() -> SmallRng {
     let given = std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok());
     let seed = given.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
@@ -280,7 +281,8 @@ pub fn random(rng: &mut SmallRng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that anyone can make from a number, to check what came without having kept what was sent.
+/// Returns bytes that anyone can make from a number, to check what came without having kept what
+/// was sent.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     random(&mut SmallRng::seed_from_u64(seed), len)
 }
@@ -406,7 +408,7 @@ pub fn sent(ranks: &[Runtime], call: impl FnMut() -> Result<Outcome, PostError>)
     let _ = posted(ranks, call);
 }
 
-/// The status of an outcome that must be `Done`.
+/// Returns the status of an outcome that must be `Done`.
 #[track_caller]
 pub fn done(outcome: Outcome) -> Status {
     match outcome {
@@ -435,7 +437,7 @@ pub fn connect(ranks: &[Runtime]) {
     }
 }
 
-/// All pairs of ranks of a job.
+/// Returns the number of the rank at this place of the list.
 pub fn rank_of(ranks: &[Runtime], at: usize) -> Rank {
     ranks[at].rank()
 }

@@ -3,8 +3,8 @@
 use rand::{Rng, rngs::SmallRng};
 use std::collections::HashSet;
 
-/// Rows, one value for each parameter, such that each pair of values of two parameters is in some
-/// row. `sizes` says how many values each parameter has.
+/// Returns rows, one value for each parameter, such that each pair of values of two parameters is
+/// in some row. `sizes` says how many values each parameter has.
 pub fn rows(sizes: &[usize], rng: &mut SmallRng) -> Vec<Vec<usize>> {
     let mut open: HashSet<(usize, usize, usize, usize)> = HashSet::new();
     for (one, &ones) in sizes.iter().enumerate() {

@@ -32,7 +32,7 @@ const TAKEN: &str = "taken";
 /// The status of a rank that hung.
 const HUNG: i32 = 97;
 
-/// The names in a folder.
+/// Returns the names in a folder.
 pub fn listing(folder: &str) -> BTreeSet<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
@@ -46,7 +46,7 @@ pub fn scratch() -> PathBuf {
     folder
 }
 
-/// Cargo's folder for tests: the program is target/PROFILE/deps/PROGRAM.
+/// Returns Cargo's folder for tests: the program is target/PROFILE/deps/PROGRAM.
 fn in_target() -> PathBuf {
     std::env::current_exe().unwrap().ancestors().nth(3).expect("below target/").join("tmp")
 }
@@ -182,8 +182,8 @@ impl Ranks {
         statuses
     }
 
-    /// As `end`; fails if a rank has never taken its role. A program that finds no test of that
-    /// name succeeds, too.
+    /// Does as `end`, and fails if a rank has never taken its role. A program that finds no test of
+    /// that name succeeds, too.
     #[track_caller]
     fn end_in_roles(mut self) -> Vec<ExitStatus> {
         self.wait();
@@ -192,7 +192,7 @@ impl Ranks {
         self.end()
     }
 
-    /// All of them succeed.
+    /// Checks that all ranks succeed.
     #[track_caller]
     pub fn succeed(self) {
         for (rank, status) in self.end_in_roles().iter().enumerate() {
@@ -231,7 +231,7 @@ pub fn launched(role: &str, size: u32, words: &[u64]) -> Vec<String> {
     before.chain([text(program.as_os_str())]).chain(command.get_args().map(text)).collect()
 }
 
-/// One rank of several machines', which joins over TCP, by variables that the caller adds.
+/// Returns one rank of several machines', which joins over TCP, by variables that the caller adds.
 pub fn far_rank(role: &str, (rank, size): (u32, u32), words: &[u64]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     in_role(&mut command, role, (rank, size), words)
@@ -240,7 +240,7 @@ pub fn far_rank(role: &str, (rank, size): (u32, u32), words: &[u64]) -> Command 
     command
 }
 
-/// A rank of a job of one, which the caller starts and watches.
+/// Returns a rank of a job of one, which the caller starts and watches.
 pub fn lone_rank(role: &str, words: &[u64]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     in_role(&mut command, role, (0, 1), words).env(FOLDER, scratch());
@@ -396,7 +396,7 @@ impl Role {
         }
     }
 
-    /// These ranks are here; progress goes on meanwhile.
+    /// Says that this rank is here, and waits until these ranks are. Progress goes on meanwhile.
     pub fn meet(&self, what: &str, runtime: &Runtime, ranks: impl Iterator<Item = u32>) {
         self.says(what);
         for rank in ranks {

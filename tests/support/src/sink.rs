@@ -115,13 +115,13 @@ impl Sink {
         }
     }
 
-    /// The statuses so far. A counter has none.
+    /// Takes the statuses so far. A counter has none.
     pub fn take(&self) -> Vec<Status> {
         self.collect();
         std::mem::take(&mut *self.taken.lock().unwrap())
     }
 
-    /// The only status there is, once it has come.
+    /// Returns the only status there is, once it has come.
     #[track_caller]
     pub fn one(&self, ranks: &[Runtime]) -> Status {
         super::until(ranks, || self.count() > 0);

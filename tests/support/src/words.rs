@@ -1,7 +1,7 @@
 //! Bytes that depend on their place and on a number, quick to make and to check: a word is one
 //! multiplication.
 
-/// A number that looks like none of its neighbours.
+/// Returns a number that looks like none of its neighbours.
 pub fn mix(number: u64) -> u64 {
     let mut word = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -9,7 +9,7 @@ pub fn mix(number: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// The word at a place: odd multipliers, so two places, or two salts, never have the same.
+/// Returns the word at a place: odd multipliers, so two places, or two salts, never have the same.
 #[inline(always)]
 fn word(salt: u64, at: u64) -> [u8; 8] {
     at.wrapping_mul(0xd6e8_feb8_6659_fd93).wrapping_add(salt).rotate_left(23).to_le_bytes()
@@ -26,7 +26,7 @@ pub fn fill(bytes: &mut [u8], salt: u64, first: u64) {
     rest.copy_from_slice(&last[..rest.len()]);
 }
 
-/// The first place at which the bytes are not what `fill` makes.
+/// Returns the first place at which the bytes are not what `fill` makes.
 pub fn wrong(bytes: &[u8], salt: u64, first: u64) -> Option<usize> {
     let (words, rest) = bytes.as_chunks::<8>();
     let bad = (first..).zip(words).position(|(at, found)| *found != word(salt, at));

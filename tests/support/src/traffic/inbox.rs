@@ -70,7 +70,7 @@ impl Inbox {
         self.activity.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Something has arrived.
+    /// Notes that a message has arrived.
     pub fn note(&self, from: u32, tag: u64) {
         self.peers[from as usize].lock().unwrap().tally.note(tag);
         self.activity.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Inbox {
     }
 }
 
-/// A panic in a handler is caught by the runtime: what is wrong there has to end the process.
+/// Ends the process if the check fails: the runtime catches a panic in a handler.
 fn checked(check: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err() {
         std::process::exit(101);

@@ -426,7 +426,7 @@ impl<'a> Lane<'a> {
         begun
     }
 
-    /// A buffer with a step's bytes.
+    /// Returns a buffer with a step's bytes.
     fn filled(&mut self, step: Step) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.resize(step.size, 0);
