@@ -113,7 +113,7 @@ fn runtime(role: &Role) -> Runtime {
     role.runtime(OverShm::settings().gpu(gpus::choice()).gpu_copier(true))
 }
 
-/// The device that is this rank's alone.
+/// Returns the device that is this rank's alone.
 fn own_gpu(role: &Role, runtime: &Runtime) -> Arc<dyn Gpu> {
     gpus::of(runtime).swap_remove(role.rank as usize % 2)
 }
@@ -231,7 +231,8 @@ fn from_the_host(role: &Role) {
 
 const TURNS: u64 = 400;
 
-/// Small and big puts in turn, each over the whole of what came before, each with a signal.
+/// Runs the role: small and big puts in turn, each over the whole of what came before, each with a
+/// signal.
 fn signals(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
@@ -274,8 +275,8 @@ fn signals(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// A put that the kernel has, and pieces over every other part of it right behind: as a batch, and
-/// as a face.
+/// Runs the role: a put that the kernel has, and pieces over every other part of it right behind,
+/// as a batch and as a face.
 fn batches(role: &Role) {
     const PIECES: usize = 64;
     const ALL: usize = 64 * PIECES;
@@ -338,7 +339,7 @@ fn batches(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Both put to each other without a pause, until one is killed.
+/// Runs the role: both ranks put to each other without a pause, until one is killed.
 fn kills(role: &Role) {
     let victim = role.words[0] as u32;
     let runtime = runtime(role);
@@ -396,8 +397,8 @@ fn ways(runtime: &Runtime) -> Vec<String> {
     kinds.filter(|kind| kind.memory.starts_with("device")).map(|kind| kind.way).collect()
 }
 
-/// Both on the first GPU: the first rank's copier is given up while it has copies, the second never
-/// has one.
+/// Runs the role with both ranks on the first GPU. The first rank's copier is given up while it has
+/// copies, and the second rank never has one.
 fn shared(role: &Role) {
     const AT_ONCE: usize = 16;
     const CELL: usize = 64;

@@ -111,7 +111,8 @@ fn holds(slice: &RegionSlice, salt: u64) -> bool {
 const ODD: [(usize, usize); 5] =
     [(0, 1), (1, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1)];
 
-/// Rank 0 puts to, and gets from, device memory of rank 1, from and to memory of all kinds.
+/// Runs the role: rank 0 puts to, and gets from, device memory of rank 1, from and to memory of all
+/// kinds.
 fn kinds(role: &Role) {
     let flavour = FLAVOURS[role.words[0] as usize];
     let runtime = role.runtime(settings());
@@ -195,7 +196,8 @@ fn source(gpus: &[Arc<dyn Gpu>], kind: usize, len: usize, salt: Option<u64>) -> 
     slice.into()
 }
 
-/// Both ranks make their objects in the same order.
+/// Returns the other rank's name of the object, which is the same: both ranks make their objects in
+/// the same order.
 fn name_of(name: RemoteComp) -> RemoteComp {
     name
 }
@@ -249,7 +251,7 @@ fn ended(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Rank 1 exports, ranks 0 and 2 import; 0 or 1 is killed meanwhile.
+/// Runs the role: rank 1 exports, ranks 0 and 2 import, and rank 0 or 1 is killed meanwhile.
 fn killed(role: &Role) {
     let victim = role.words[0] as u32;
     let runtime = role.runtime(settings());

@@ -39,7 +39,7 @@ fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The rows of a document, by section and number.
+/// Returns the rows of a document, by section and number.
 fn rows(text: &str) -> Vec<Row> {
     let (mut section, mut rows) = ("", Vec::new());
     for line in text.lines() {
@@ -67,7 +67,7 @@ fn rows(text: &str) -> Vec<Row> {
     rows
 }
 
-/// The comment above a function, in one line; `None` when there is no such function.
+/// Returns the comment above a function, in one line; `None` when there is no such function.
 fn comment_above(text: &str, name: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let is_it = |line: &&str| {

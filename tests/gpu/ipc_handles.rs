@@ -112,7 +112,7 @@ fn holds(region: &Region, from: usize, len: usize, salt: u64) -> bool {
     wrong(&region.slice(from, len).unwrap().to_vec().unwrap(), salt, 0).is_none()
 }
 
-/// A way of the program's own to the other process, which carries descriptors.
+/// Opens a way of the program's own to the other process, which carries descriptors.
 fn channel(role: &Role) -> Channel {
     if role.rank == 1 {
         return Channel::connect(&role.told("address", 0)).unwrap();

@@ -216,9 +216,9 @@ fn bytes_of(status: &Status) -> Vec<u8> {
 
 // ---- roles --------------------------------------------------------------------------------------
 
-/// Rank 0 allocates, sends from raw memory, has it read and written as remote memory now and then,
-/// and frees it. The next allocation has the same address: nearly always on simulated GPUs. Real
-/// drivers do so unpredictably, and the test prints how often.
+/// Runs the role: rank 0 allocates, sends from raw memory, has it read and written as remote memory
+/// now and then, and frees it. The next allocation has the same address: nearly always on simulated
+/// GPUs. Real drivers do so unpredictably, and the test prints how often.
 fn again(role: &Role) {
     let (rounds, tells) = (role.words[0], role.words[1] == 1);
     let rig = Rig::in_role(role);
@@ -289,7 +289,7 @@ fn again(role: &Role) {
 const ODD: [(usize, usize); 6] =
     [(1, 1), (3, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1), (LEN - 9, 9)];
 
-/// Raw parts of one allocation are sent from, and received into.
+/// Runs the role: raw parts of one allocation are sent from, and received into.
 fn parts(role: &Role) {
     let rig = Rig::in_role(role);
     let (other, poison) = (1 - role.rank, filled(LEN, 0xee));
@@ -324,7 +324,7 @@ fn parts(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-/// Many regions and registrations of parts of one allocation.
+/// Runs the role with many regions and registrations of parts of one allocation.
 fn once(role: &Role) {
     let rig = Rig::in_role(role);
     let owner = rig.allocate(Flavour::Plain);
@@ -408,7 +408,7 @@ fn asked(role: &Role) {
     assert_eq!(asked(&|| post(&owner)), (0, 0), "nobody but its owner frees it");
 }
 
-/// Rank 0 frees what it has sent from, and never gives memory there again.
+/// Runs the role: rank 0 frees what it has sent from, and never gives memory there again.
 fn unsaid(role: &Role) {
     let rig = Rig::in_role(role);
     let other = 1 - role.rank;
@@ -436,8 +436,8 @@ fn unsaid(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-/// Rank 1 maps nothing, so rank 0 carries out what it asks for, and finds the registered memory
-/// freed.
+/// Runs the role: rank 1 maps nothing, so rank 0 carries out what it asks for, and finds the
+/// registered memory freed.
 fn by_owner(role: &Role) {
     let ipc = if role.rank == 1 { AutoChoice::Off } else { AutoChoice::Auto };
     let rig = Rig::of(OverShm::settings().setting("gpu_ipc", ipc), |builder| {

@@ -162,7 +162,7 @@ impl Traffic {
         }
     }
 
-    /// An event of the receiver.
+    /// Takes an event of the receiver.
     fn arrives(&mut self, header: Header, payload: &Payload) {
         assert_eq!(header.0[0], self.arrived);
         let mut bytes = vec![0; payload.len()];
@@ -171,7 +171,7 @@ impl Traffic {
         self.arrived += 1;
     }
 
-    /// An event of the sender.
+    /// Takes an event of the sender.
     fn ends(&mut self, token: OpToken, buffer: &Buffer) {
         assert_eq!((token, buffer.len()), (OpToken(self.ended), PUT));
         let there = self.window.take().unwrap().take_back();
@@ -207,7 +207,8 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// Both links go over relays; whichever connection they share is cut again and again.
+/// Runs traffic over two links, each with a relay. Whichever connection the links share is cut again
+/// and again.
 fn cut(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let [mut here, mut there] = [0, 1].map(Side::new);

@@ -19,7 +19,7 @@ const NEEDED: u64 = 2 * LEN as u64 + (1 << 30);
 const PIECE: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// One test at a time, and only where there is the memory. `None`: it is skipped.
+/// Lets one test run at a time, and only where there is the memory. `None`: the test is skipped.
 fn room(test: &str) -> Option<(Watchdog, MutexGuard<'static, ()>)> {
     static ONE: Mutex<()> = Mutex::new(());
     let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ fn wait(runtime: &Runtime, done: &dyn Fn() -> bool) {
     runtime.wait_for(PATIENCE, done).expect("it comes to an end");
 }
 
-/// Calls, and waits for the end.
+/// Submits an operation, and waits for its end.
 fn ended(runtime: &Runtime, submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>) -> Status {
     let over = Synchronizer::new(1);
     submit(&over).expect("a post that is right");
@@ -108,7 +108,7 @@ fn ended(runtime: &Runtime, submit: impl FnOnce(&Synchronizer) -> Result<(), Pos
     status
 }
 
-/// A small message, by which one side tells the other that it is its turn.
+/// Sends a small message, by which one side tells the other that it is its turn.
 fn tell(runtime: &Runtime, to: Rank) {
     while !runtime.post_send(to, b"turn", Tag(99)).try_submit().unwrap().is_done() {
         runtime.progress().unwrap();
@@ -174,7 +174,7 @@ impl Zero<'_> {
         buffer
     }
 
-    /// The buffer comes back, and holds what was sent, or what was there.
+    /// Takes the buffer back, and checks that it holds what was sent, or what was there.
     fn back(&mut self, status: Status, salt: u64) {
         let Buffer::Vec(buffer) = status.buffer else { panic!("another buffer") };
         assert_eq!((buffer.len(), wrong(&buffer, salt, 0)), (LEN, None), "salt {salt}");
@@ -238,7 +238,7 @@ impl One<'_> {
         self.memory(3);
     }
 
-    /// A put comes, and then a get.
+    /// Serves a put, and then a get.
     fn memory(&self, salt: u64) {
         tell(self.runtime, Rank(0));
         hear(self.runtime, Rank(0));

@@ -166,12 +166,12 @@ impl Me {
         until(&self.ranks, || self.role.has_said(what, from));
     }
 
-    /// All ranks are here; progress goes on meanwhile.
+    /// Waits until all ranks are here; progress goes on meanwhile.
     fn meet(&self, what: &str) {
         self.role.meet(what, &self.runtime, 0..self.runtime.size());
     }
 
-    /// The survivors are here.
+    /// Waits until the survivors are here.
     fn survivors_meet(&self, what: &str) {
         let survivors = (0..self.runtime.size()).filter(|rank| *rank != VICTIM.0);
         self.role.meet(what, &self.runtime, survivors);
@@ -287,8 +287,8 @@ fn collectives(me: &Me) {
     me.meet("over");
 }
 
-/// Each rank sends one message to a queue of rank 0 that has room for one less; all meet before any
-/// is taken.
+/// Runs the role: each rank sends one message to a queue of rank 0 that has room for one less. All
+/// meet before any is taken.
 fn gather(me: &Me) {
     let inbox = CompQueue::new(16);
     let name = me.runtime.register_comp(&inbox).unwrap();
@@ -314,7 +314,8 @@ fn gather(me: &Me) {
     me.runtime.barrier().unwrap();
 }
 
-/// The victim fills a queue of rank 0, offers a large message to it, and dies before any is taken.
+/// Runs the role: the victim fills a queue of rank 0, offers a large message to it, and dies before
+/// any is taken.
 fn gather_killed(me: &Me) {
     const SENT: u64 = 50;
     let inbox = CompQueue::new(4);
@@ -414,8 +415,8 @@ fn descriptors(role: Role) {
     assert_eq!((count(), mapped()), before);
 }
 
-/// Rank 0 drops its runtime while rank 1's kernel copies what it puts, and has another use for the
-/// buffer then.
+/// Runs the role: rank 0 drops its runtime while rank 1's kernel copies what it puts, and has
+/// another use for the buffer then.
 fn drops(role: Role) {
     const LEN: usize = 32 << 20;
     const PUT: u8 = 0x11;
@@ -662,8 +663,8 @@ fn asleep(me: &Me) {
     me.others_go_on();
 }
 
-/// Large messages both ways, puts and gets, and the victim dies at some moment of its own among
-/// them.
+/// Runs the role: large messages both ways, puts and gets. The victim dies at some moment of its
+/// own among them.
 fn large(me: &Me) {
     const LEN: usize = 3 << 20;
     // Not mapped: its owner has to carry out what others want of it.

@@ -122,14 +122,14 @@ fn of_flavour(
     move |layout| Ok(Chunk::of_region(gpu.allocate(layout.size(), flavour)?).unwrap())
 }
 
-/// Part of what another chunk is, and so not its own.
+/// Returns a part of what another chunk is, and so not its own.
 fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
     // SAFETY: the part lies within `of`. That the part is not shared is the lie, which is
     // detected.
     unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }
 }
 
-/// Each lie is an error of the device's making, which names it.
+/// Runs the role: each lie is an error of the device's making, which names it.
 pub(crate) fn lies(runtime: &Runtime) {
     if runtime.rank() == Rank(0) {
         return;
@@ -211,7 +211,7 @@ pub(crate) fn lies(runtime: &Runtime) {
     assert!(matches!(&why, AllocError::Gpu(error) if error.code == 2), "{why}");
 }
 
-/// The GPU has no more memory, then it has: what came meanwhile has waited.
+/// Runs the role: the GPU has no more memory, then it has, and what came meanwhile has waited.
 pub(crate) fn little(runtime: &Runtime) {
     const COUNT: usize = 300;
     let (came, name) = Came::register(runtime);

@@ -36,7 +36,8 @@ fn play(name: &str, runtime: &Runtime) {
     runtime.barrier().unwrap();
 }
 
-/// Between two processes, over shared memory; and between two threads of one, over the loopback.
+/// Runs a role between two processes, over shared memory; and between two threads of one, over the
+/// loopback.
 fn between_ranks(name: &str) {
     let _watchdog = Watchdog::over(name);
     Ranks::start(&format!("am_into_gpu::{name}"), 2, &[]).succeed();

@@ -37,8 +37,8 @@ fn filled(len: usize, salt: u64) -> Vec<u8> {
     bytes
 }
 
-/// The device that messages come to; its packets are on the last GPU that there is, or as the
-/// allocator says.
+/// Returns the device that messages come to. Its packets are on the last GPU that there is, or as
+/// the allocator says.
 pub(crate) fn device_of(runtime: &Runtime, allocator: Option<Arc<dyn PacketAllocator>>) -> Device {
     if runtime.rank() == Rank(0) {
         return runtime.device().build().unwrap();
@@ -54,7 +54,7 @@ pub(crate) fn device_of(runtime: &Runtime, allocator: Option<Arc<dyn PacketAlloc
 pub(crate) struct Came(Arc<Mutex<Vec<Status>>>);
 
 impl Came {
-    /// A place for messages, by the name that it has on both ranks.
+    /// Registers a place for messages, by the name that it has on both ranks.
     pub(crate) fn register(runtime: &Runtime) -> (Self, RemoteComp) {
         let came = Self::default();
         let into = came.clone();
@@ -242,7 +242,8 @@ pub(crate) fn order(runtime: &Runtime) {
     runtime.wait_for(PATIENCE, || *next.lock().unwrap() == COUNT).unwrap();
 }
 
-/// A large message finds no room where it is to go: told on both sides, and the next one does.
+/// Runs the role: a large message finds no room where it is to go. Both sides are told, and the
+/// next one finds room.
 pub(crate) fn full(runtime: &Runtime) {
     let device = device_of(runtime, None);
     let (came, name) = Came::register(runtime);

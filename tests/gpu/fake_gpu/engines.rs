@@ -166,7 +166,7 @@ fn without_peer_access_an_engine_refuses_and_says_what_to_do() {
     start_copy(&gpus[0], &a, &b, 64).unwrap().wait().unwrap();
 }
 
-/// A kernel on `stream` that spins until `flag` is at least `until`.
+/// Launches a kernel on `stream` that spins until `flag` is at least `until`.
 fn spin(stream: &FakeStream, flag: &Arc<AtomicUsize>, until: usize) {
     let flag = Arc::clone(flag);
     stream

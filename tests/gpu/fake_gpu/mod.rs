@@ -231,7 +231,7 @@ fn start_copy(gpu: &FakeGpu, dst: &Region, src: &Region, len: usize) -> Result<E
     unsafe { gpu.copy((to, dst.kind()), (from, src.kind()), len) }
 }
 
-/// The driver's code of a copy that failed.
+/// Returns the driver's code of a copy that failed.
 fn code(outcome: Result<(), CopyError>) -> i32 {
     match outcome.unwrap_err() {
         CopyError::Engine { cause, .. } => cause.code,

@@ -32,7 +32,8 @@ fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_is_over() {
 const KINDS: [Kind; 2] = [Kind::Plain(0), Kind::Shareable(0)];
 const LEN: usize = 3 << 20;
 
-/// Rank 0 exports; rank 1 closes the memory at once, rank 2 keeps its remote key.
+/// Runs the role: rank 0 exports, rank 1 closes the memory at once, and rank 2 keeps its remote
+/// key.
 pub(crate) fn rank(role: &Role) {
     let kind = KINDS[role.words[0] as usize];
     let gpus = Gpus::here();
@@ -80,7 +81,7 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, 0..3);
 }
 
-/// Rank 0 exports, and ends it while rank 1's engine copies from there.
+/// Runs the role: rank 0 exports, and ends it while rank 1's engine copies from there.
 pub(crate) fn in_flight(role: &Role) {
     let kind = KINDS[role.words[0] as usize];
     let gpus = Gpus::here();

@@ -13,8 +13,8 @@ pub(crate) const LEN: usize = 3 << 20;
 const PARTS: [(usize, usize); 4] = [(1, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1)];
 const POISON: u8 = 0xee;
 
-/// The one that is active: by which way each of its operations went, with memory of these kinds at
-/// this end.
+/// Uses a window as the active rank, with memory of these kinds at this end. Returns by which way
+/// each operation went.
 pub(crate) fn uses(
     role: &Role,
     runtime: &Runtime,

@@ -88,7 +88,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Rank 1 can export nothing, rank 0 can open nothing; each has a window for the other.
+/// Runs the role: rank 1 can export nothing, and rank 0 can open nothing. Each has a window for the
+/// other.
 pub(crate) fn refused(role: &Role) {
     let gpus = Gpus::here();
     let runtime = gpus.runtime(role);
@@ -140,7 +141,8 @@ pub(crate) fn refused(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Rank 0 cannot fetch the descriptors of VMM memory, nor, once it is connected, ask for them.
+/// Runs the role: rank 0 cannot fetch the descriptors of VMM memory, nor, once it is connected, ask
+/// for them.
 pub(crate) fn no_descriptors(role: &Role) {
     let is_deaf = role.words[0] == 1;
     let gpus = Gpus::here();

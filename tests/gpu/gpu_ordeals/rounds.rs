@@ -60,7 +60,7 @@ fn name(region: &Region) -> (usize, AllocId) {
     (region.addr(), region.id())
 }
 
-/// A window of the other rank, and a message into its memory.
+/// Uses a window of the other rank, and a message into its memory.
 fn uses(gpus: &Gpus, runtime: &Runtime, round: u64) -> Names {
     let came = receive(runtime, Rank(1), vec![0; 4000], WINDOW).unwrap().ok().unwrap();
     let rmr = RemoteKey::from_bytes(&came.buffer.to_vec().unwrap()[..came.size]).unwrap();
@@ -114,8 +114,8 @@ impl Possessions {
         Self { descriptors: listing("/proc/self/fd").len(), mappings: maps.lines().count(), live }
     }
 
-    /// The kernel joins mappings that are neighbours, and splits them: a few more or less are not
-    /// ours.
+    /// Returns `true` if the process has no more than `other`. The kernel joins mappings that are
+    /// neighbours, and splits them: a few more or less are not ours.
     fn within(&self, other: &Self) -> bool {
         self.descriptors <= other.descriptors
             && self.mappings <= other.mappings + if are_real() { SLACK_OF_A_DRIVER } else { SLACK }

@@ -121,7 +121,7 @@ fn ended(done: &Synchronizer) -> Status {
     done.take().unwrap().remove(0).ok().unwrap()
 }
 
-/// Rank 0 puts to, and gets from, a window of rank 1.
+/// Puts to, and gets from, a window of rank 1, as rank 0.
 fn remote<J: Job>(
     ranks: &[Runtime],
     gpus: &Gpus,

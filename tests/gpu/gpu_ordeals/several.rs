@@ -25,7 +25,7 @@ fn memory_of_several_handles_is_used_as_one_and_exported_as_none() {
     }
 }
 
-/// A region, and the allocations that it is made of.
+/// Returns a region, and the allocations that it is made of.
 fn made_of_several(gpus: &Gpus, count: usize) -> (Region, Vec<Region>) {
     const GRANULE: usize = 2 << 20;
     let parts: Vec<_> =

@@ -29,7 +29,7 @@ fn check_all(region: &Region, salt: u64) {
     }
 }
 
-/// Neither rank can allocate pinned memory.
+/// Runs the role: neither rank can allocate pinned memory.
 pub(crate) fn poor(role: &Role) {
     let (runtime, driver) = with_driver(role, 64 << 20);
     let driver = driver.unwrap();
@@ -73,7 +73,7 @@ pub(crate) fn poor(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Memory of this process's own that no file stands behind, in bytes.
+/// Returns the size of the memory of this process's own that no file stands behind, in bytes.
 fn anonymous() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -84,7 +84,8 @@ const LARGE: usize = (256 << 20) + 1;
 /// Blocks, rings and packets; far from the length of a message.
 const MORE: usize = 48 << 20;
 
-/// A message, a put and a get that are larger than all the host memory that they may take.
+/// Runs the role: a message, a put and a get are larger than all the host memory that they may
+/// take.
 pub(crate) fn bounded(role: &Role) {
     let (runtime, driver) = with_driver(role, 600 << 20);
     let region = device(&runtime, LARGE);
@@ -146,8 +147,8 @@ pub(crate) fn bounded(role: &Role) {
 
 const MESSAGES: u64 = 12;
 
-/// All ranks send to, put to and get from all others at the same time, more than there are blocks
-/// for.
+/// Runs the role: all ranks send to, put to and get from all others at the same time, more than
+/// there are blocks for.
 pub(crate) fn crowd(role: &Role) {
     let (runtime, driver) = with_driver(role, 512 << 20);
     let me = role.rank;

@@ -111,7 +111,7 @@ pub(crate) fn killed(role: &Role) {
     role.meet("over", &runtime, [0, 2].into_iter());
 }
 
-/// There and back, from GPU to GPU.
+/// Sends bytes there and back, from GPU to GPU.
 fn exchange(runtime: &Runtime, me: u32, other: u32, salt: u64) {
     let region = device(runtime, SHORT);
     let mut bytes = vec![0; SHORT];
@@ -128,7 +128,7 @@ fn exchange(runtime: &Runtime, me: u32, other: u32, salt: u64) {
     }
 }
 
-/// The peer dies while rank 0's engine copies a block, which takes any time.
+/// Runs the role: the peer dies while rank 0's engine copies a block, which takes any time.
 pub(crate) fn held(role: &Role) {
     let way = role.words[0];
     let (runtime, driver) = with_driver(role, 256 << 20);
@@ -180,7 +180,8 @@ fn is_refused(status: &Status) -> bool {
     matches!(status.error.as_deref(), Some(OpError::Refused))
 }
 
-/// One copy of one side fails, at its begin or at its end: the first, or one in the middle.
+/// Runs the role: one copy of one side fails, at its begin or at its end. It is the first, or one
+/// in the middle.
 pub(crate) fn failing(role: &Role) {
     let (runtime, driver) = with_driver(role, 64 << 20);
     let driver = driver.unwrap();
@@ -247,7 +248,7 @@ pub(crate) fn failing(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// The sender stops in the middle, for longer than the receive's deadline.
+/// Runs the role: the sender stops in the middle, for longer than the receive's deadline.
 pub(crate) fn late(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, LEN);
@@ -282,8 +283,8 @@ pub(crate) fn late(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// A rank that stops in the middle of two messages, one each way, holds all the blocks, and blocks
-/// no other rank from the GPU.
+/// Runs the role: a rank stops in the middle of two messages, one each way. It holds all the
+/// blocks, and blocks no other rank from the GPU.
 pub(crate) fn silent(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, 2 * LEN);

@@ -90,8 +90,8 @@ fn found(role: &Role, by: u32) -> Vec<RemoteKey> {
         .collect()
 }
 
-/// Rank 0 posts, rank 1 owns: put and get, each with and without a signal, and a message, for each
-/// pair of kinds and each length.
+/// Runs the role: rank 0 posts, rank 1 owns. For each pair of kinds and each length there are a
+/// message, and a put and a get, each with and without a signal.
 pub(crate) fn every_pair(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
@@ -193,7 +193,7 @@ fn owns(runtime: &Runtime, grounds: &[Ground], queue: &CompQueue) {
 
 const EACH: u64 = 150;
 
-/// All ranks, the owner included, change words of each kind at the same time.
+/// Runs the role: all ranks, the owner included, change words of each kind at the same time.
 pub(crate) fn words(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
@@ -311,7 +311,8 @@ fn is_mapped(runtime: &Runtime) -> bool {
     runtime.settings().of_transports().cuda_ipc().gpu_ipc() == carrack::settings::AutoChoice::Auto
 }
 
-/// From device memory into receives of the host and of a device that are shorter.
+/// Runs the role: messages from device memory go into receives of the host and of a device that are
+/// shorter.
 pub(crate) fn truncated(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
@@ -342,7 +343,8 @@ pub(crate) fn truncated(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Managed memory moves while it is used. The library does not touch it, and its errors name it.
+/// Runs the role: managed memory moves while it is used. The library does not touch it, and its
+/// errors name it.
 pub(crate) fn managed(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let region = gpus(&runtime)[0].allocate(BLOCK, Flavour::Managed).unwrap();

@@ -144,8 +144,8 @@ fn settings(ipc: bool) -> SettingsBuilder {
     OverShm::settings().gpu(support::gpus::choice()).setting("gpu_ipc", choice)
 }
 
-/// A rank that maps nothing; with a driver that misbehaves to order, and has so much memory, where
-/// it is simulated.
+/// Starts a rank that maps nothing. Where its driver is simulated, it misbehaves to order, and has
+/// so much memory.
 fn with_driver(role: &Role, memory: usize) -> (Runtime, Option<FakeDriver>) {
     if is_real() {
         return (role.runtime(settings(false)), None);

@@ -47,7 +47,7 @@ impl Ground {
         Self { ranks, gpu, driver, _turn: turn, _watchdog: Watchdog::over(what) }
     }
 
-    /// A stream that stands still.
+    /// Returns a stream that stands still.
     pub(crate) fn held(&self, brake: &Brake) -> Arc<dyn Stream> {
         let stream = self.gpu.stream().unwrap();
         brake.hold(&stream);

@@ -59,9 +59,10 @@ fn kernel(stream: &Arc<dyn Stream>, to: RegionSlice, from: RegionSlice) -> Trans
     Transfer::start_on(&**stream, to.into(), from.into()).expect("a copy on the stream")
 }
 
-/// Each rank starts a piece on its way round. A step: a kernel writes down the piece that has come,
-/// another makes the one to be passed on, a put brings it to the next rank, and its signal lets
-/// that one's stream go on. The host gives all of it to the stream, and makes progress.
+/// Runs the role: each rank starts a piece on its way round. In a step a kernel writes down the
+/// piece that has come, and another makes the one to be passed on. A put brings that to the next
+/// rank, and its signal lets that rank's stream go on. The host gives all of it to the stream, and
+/// makes progress.
 pub(crate) fn ring(role: &Role) {
     let [kind, shared] = role.words[..] else { panic!("two words") };
     let runtime = role.runtime(settings());
@@ -167,8 +168,8 @@ fn in_order<'a, K>(
     }
 }
 
-/// Rank 0 posts each operation behind a held stream, and then releases the stream; rank 1 takes
-/// part.
+/// Runs the role: rank 0 posts each operation behind a held stream, and then releases the stream.
+/// Rank 1 takes part.
 pub(crate) fn every(role: &Role) {
     let runtime = role.runtime(settings());
     let came = CompQueue::new(1024);
@@ -308,7 +309,8 @@ fn operate(role: &Role, runtime: &Runtime, name: RemoteComp) {
 
 // ---- a peer that is killed ----------------------------------------------------------------------
 
-/// Rank 0 waits in every way there is for rank 1, which is killed; rank 2 is there all the time.
+/// Runs the role: rank 0 waits in every way there is for rank 1, which is killed. Rank 2 is there
+/// all the time.
 pub(crate) fn killed(role: &Role) {
     let runtime = role.runtime(settings());
     let region = runtime.allocate(4096).unwrap();

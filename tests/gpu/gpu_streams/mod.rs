@@ -31,7 +31,7 @@ fn settings() -> SettingsBuilder {
     OverShm::settings().gpu(if is_real() { GpuChoice::Cuda } else { GpuChoice::Fake })
 }
 
-/// A driver for tests of one process.
+/// Starts a driver for tests of one process.
 fn driver() -> Arc<dyn Driver> {
     match is_real() {
         true => Arc::new(CudaDriver::initialise().expect("a GPU")),

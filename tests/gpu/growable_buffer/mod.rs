@@ -33,12 +33,12 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// A buffer over all GPUs.
+/// Reserves a buffer over all GPUs.
 fn buffer(gpus: &Gpus, stripes: usize) -> GrowableBuffer {
     GrowableBuffer::reserve(&gpus.all, stripes * STRIPE).stripe(STRIPE).build().unwrap()
 }
 
-/// One for each stripe.
+/// Returns a region for each stripe.
 fn stripes(buffer: &GrowableBuffer) -> Vec<Region> {
     buffer.pieces(0, buffer.len()).unwrap()
 }

@@ -93,7 +93,7 @@ fn steps(gpus: &Gpus, seed: u64) {
     }
 }
 
-/// The last bytes of a stripe.
+/// Returns the last bytes of a stripe.
 fn end_of(buffer: &carrack::alloc::GrowableBuffer, at: usize) -> Region {
     buffer.region((at + 1) * STRIPE - 5003, 5003).unwrap()
 }

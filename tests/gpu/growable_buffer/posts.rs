@@ -43,7 +43,7 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// The peer maps it, also what lies over several stripes.
+/// Checks puts and gets of the peer, which maps the window, also what lies over several stripes.
 fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: &Region) {
     let kinds = [Kind::Host, Kind::Plain(1)];
     if role.rank == 0 {
@@ -86,9 +86,9 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
     runtime.barrier().unwrap();
 }
 
-/// Pieces and a face, from memory of every sort, such memory among them, into what the peer has
-/// mapped; one of each lies on the border of two GPUs' stripes, where there is one. All of it is
-/// got back in one piece.
+/// Puts pieces and a face, from memory of every sort, such memory among them, into what the peer
+/// has mapped. One of each lies on the border of two GPUs' stripes, where there is one. All of it
+/// is got back in one piece.
 fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
     let places = [(5, 64), (BORDER - 40, 100), (BORDER + 5000, 8), (2_000_001, 100_003)];
     let face = Face { offset: BORDER - 900, count: [200, 10, 3], pitch: [1000, 20_000] };
@@ -153,7 +153,7 @@ fn word_of(addr: usize) -> usize {
     addr.next_multiple_of(8) - addr + 800
 }
 
-/// From it and into it, with bytes around that stay as they are.
+/// Sends from the window and receives into it, with bytes around that stay as they are.
 fn messages(role: &Role, gpus: &Gpus, runtime: &Runtime, window: &Region) {
     let kinds = [Kind::Host, Kind::Pinned, Kind::Plain(1), Kind::Shareable(0)];
     let mut turn = 0;

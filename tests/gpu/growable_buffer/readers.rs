@@ -18,7 +18,7 @@ fn answers_in_its_own_process() {
     }
 }
 
-/// A buffer of the first GPU's memory, with access for the second.
+/// Reserves a buffer of the first GPU's memory, with access for the second.
 fn buffer(gpus: &Gpus, rights: Rights) -> GrowableBuffer {
     let program = std::env::current_exe().unwrap();
     trial::by(

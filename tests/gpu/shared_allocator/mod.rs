@@ -45,12 +45,12 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// The GPU of a rank: they take those that there are in turn.
+/// Returns the GPU of a rank: the ranks take those that there are in turn.
 fn gpu_of<'a>(gpus: &'a Gpus, role: &Role) -> &'a Arc<dyn Gpu> {
     &gpus.all[role.rank as usize % gpus.all.len()]
 }
 
-/// An allocator of all ranks, all with the first GPU.
+/// Creates an allocator of all ranks, all with the first GPU.
 fn on_one_gpu(gpus: &Gpus, runtime: &Runtime) -> SharedDeviceAllocator {
     SharedDeviceAllocator::new(&runtime.world(), &gpus.all[0], Scope::Node).unwrap()
 }

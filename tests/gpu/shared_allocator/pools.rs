@@ -17,7 +17,8 @@ fn a_piece_is_used_again_when_all_ranks_have_let_go_of_it_and_not_before() {
     Ranks::start("shared_allocator::pieces", 3, &[seed]).succeed();
 }
 
-/// All ranks allocate alike. Each drops pieces at its own pace, and checks their bytes before.
+/// Runs the role: all ranks allocate alike. Each drops pieces at its own pace, and checks their
+/// bytes before.
 pub(crate) fn pieces(role: &Role) {
     let seed = role.words[0];
     let gpus = Gpus::here();

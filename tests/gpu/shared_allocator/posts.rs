@@ -19,7 +19,8 @@ fn it_is_sent_from_received_into_put_to_and_got_from_as_any_memory() {
 const LEN: usize = BLOCK + 4097;
 const LENGTHS: [usize; 5] = [1, 8, 8193, 100_001, LEN - 100];
 
-/// Rank 0 leads, 1 has what it allocates, too; rank 2 as well, and has it on the wire from both.
+/// Runs the role: rank 0 leads, and rank 1 has what it allocates, too. Rank 2 has it as well, and
+/// has its remote keys from both.
 pub(crate) fn rank(role: &Role) {
     let gpus = Gpus::here();
     let runtime = gpus.runtime(role);

@@ -190,7 +190,7 @@ pub(crate) fn differ(role: &Role) {
     role.meet("over", &runtime, 0..3);
 }
 
-/// The first that differs is named: rank 1 at the others, one of them at rank 1.
+/// Checks that the first rank that differs is named: rank 1 at the others, one of them at rank 1.
 #[track_caller]
 fn named(role: &Role, why: &SharedAllocError, [odd, others]: [&str; 2]) {
     let SharedAllocError::Differ { rank, theirs, ours } = why else { panic!("{why}") };

@@ -51,7 +51,8 @@ fn size(number: u64) -> usize {
     [0, 8, 41, 209, 5000][number as usize % 5]
 }
 
-/// The second rank sends something, and goes. The first one has asked for more than that.
+/// Runs the role: the second rank sends something, and goes. The first one has asked for more than
+/// that.
 pub(crate) fn goes(me: Me) {
     const TAG: Tag = Tag(1);
     if !me.is_first() {

@@ -17,7 +17,7 @@ struct Shared {
     theirs: RemoteKey,
 }
 
-/// One of each sort.
+/// Shares memory of each sort.
 fn shared(me: &Me, len: usize) -> [Shared; 2] {
     [me.runtime.allocate(len).unwrap(), Region::host(len)].map(|mine| {
         let registered = me.runtime.register_memory(&mine).unwrap();

@@ -59,8 +59,8 @@ struct Case {
 }
 
 impl Case {
-    /// Without a completion object a post of a long message does not return before it is received:
-    /// that must not wait for its end.
+    /// Returns the case as it can run. Without a completion object a post of a long message does
+    /// not return before it is received: that must not wait for its end.
     fn possible(self) -> Self {
         let is_long = self.size > PACKET;
         // Borrowed bytes of that length would have to be waited for.
@@ -118,7 +118,7 @@ pub(crate) fn in_all_pairs(me: &Me) {
     }
 }
 
-/// This rank's side of a case.
+/// Runs this rank's side of a case.
 fn run(me: &Me, case: &Case, names: &Names) {
     let is_sender = me.runtime.rank() == case.sender;
     match (case.operation, is_sender, case.expected) {

@@ -127,7 +127,7 @@ pub(crate) fn launched_cases() -> Vec<String> {
     launched(&format!("apart::{EVERY_CASE}"), SIZE, &[rng().next_u64(), Between::Tcp as u64])
 }
 
-/// Two ranks with something between them do what a role says, and succeed.
+/// Has two ranks with something between them do what a role says, and succeed.
 fn between(what: Between, (role, number): (&str, u16)) {
     match what {
         Between::Devices if !is_in_guests(role, "1") => return,
@@ -195,12 +195,12 @@ impl Me {
         self.role.rank == 0
     }
 
-    /// This rank's runtime, for what makes progress.
+    /// Returns this rank's runtime, for what makes progress.
     fn all(&self) -> &[Runtime] {
         std::slice::from_ref(&self.runtime)
     }
 
-    /// Both are here.
+    /// Waits until both ranks are here.
     fn meet(&self) {
         self.runtime.barrier().unwrap();
     }

@@ -14,7 +14,7 @@ const AT_ONCE: u64 = 100;
 
 const KEY: Tag = Tag(7);
 
-/// Mostly short ones; a few in parts, or written by a NIC.
+/// Returns a message's size: mostly short; a few go in parts, or are written by a NIC.
 fn size(number: u64) -> usize {
     match number % 50 {
         0 => 20_000,
@@ -24,7 +24,7 @@ fn size(number: u64) -> usize {
     }
 }
 
-/// Bytes of a message, which say who has sent it.
+/// Returns the bytes of a message, which say who has sent it.
 fn bytes(me: &Me, from: Rank, number: u64) -> Vec<u8> {
     pattern(me.seed ^ u64::from(from.0) << 32 ^ number, size(number))
 }
@@ -72,8 +72,8 @@ pub(crate) fn both_ways(me: &Me) {
     }
 }
 
-/// Both submit requests as fast as their backlogs take them. A handler replies to each, also while
-/// the backlog is full.
+/// Runs the role: both ranks submit requests as fast as their backlogs take them. A handler replies
+/// to each, also while the backlog is full.
 pub(crate) fn flood(me: &Me) {
     const REQUESTS: RemoteComp = RemoteComp::named("requests");
     const REPLIES: RemoteComp = RemoteComp::named("replies");

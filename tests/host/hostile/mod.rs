@@ -97,7 +97,7 @@ impl Ground {
         }
     }
 
-    /// A message of the honest peer's arrives, and nothing else does.
+    /// Checks that a message of the honest peer's arrives, and nothing else does.
     #[track_caller]
     fn others_go_on(&mut self) {
         for size in [8, 4000] {
@@ -128,7 +128,7 @@ impl Ground {
         channel
     }
 
-    /// A greeting with the victim, to its end.
+    /// Goes through a greeting with the victim, to its end.
     fn greet(
         &mut self,
         role: Role,
@@ -147,7 +147,7 @@ impl Ground {
         }
     }
 
-    /// A hello that is right in everything, and the attacker's end of the link.
+    /// Sends a hello that is right in everything, and returns the attacker's end of the link.
     fn enter(&mut self) -> Attacker {
         let channel = self.prove(ATTACKER);
         let (segment, fd) = Segment::create(GEOMETRY).unwrap();
@@ -370,7 +370,7 @@ fn more_than_a_thousand_that_say_nothing_keep_nobody_out() {
     }
 }
 
-/// As `Channel::send`, with as many descriptors as the kernel lets through.
+/// Sends as `Channel::send` does, with as many descriptors as the kernel lets through.
 fn send_many(channel: &Channel, bytes: &[u8], fd: &OwnedFd, count: usize) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds = vec![fd.as_fd(); count];

@@ -81,7 +81,7 @@ pub(super) fn pull(test: &str, timeout: u64, state: u64, sleeps: u64, pull: impl
     job.ranks.succeed();
 }
 
-/// A rank whose peers on the other node fall silent for good.
+/// Runs the role of a rank whose peers on the other node fall silent for good.
 pub(super) fn pulled(role: &Role) {
     let [timeout, state, sleeps] = role.words[..] else { panic!("three words") };
     let runtime = start(role, timeout);

@@ -16,7 +16,7 @@ fn messages() -> u64 {
     amount("TEST_FAULTS", 20_000, 200_000)
 }
 
-/// Time that they take at most.
+/// Returns the time that these messages take at most.
 pub(super) fn hours() -> Duration {
     Duration::from_secs(messages() / 500)
 }

@@ -96,7 +96,7 @@ impl Faulty {
     }
 }
 
-/// All kinds of operations between all ranks.
+/// Runs the role: all kinds of operations between all ranks.
 fn traffic(role: &Role) {
     let [seed, steps, victim] = role.words[..] else { panic!("three words") };
     let runtime = start(role, 60);

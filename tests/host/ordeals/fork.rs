@@ -187,7 +187,8 @@ fn refuses_everything(runtime: &Runtime, theirs: &[RemoteKey; 2]) {
     assert_eq!(sink.count(), 0);
 }
 
-/// The peer would take the child for the rank, and its end for the rank's.
+/// Runs the role: rank 0 forks before the ranks are linked. The peer would take the child for the
+/// rank, and its end for the rank's.
 pub(crate) fn unlinked(role: &Role) {
     let runtime = role.runtime(OverShm::settings());
     if role.rank == 0 {
@@ -211,7 +212,7 @@ pub(crate) fn unlinked(role: &Role) {
 const SETTINGS: [fn() -> SettingsBuilder; 3] =
     [OverShm::settings, OverTcp::settings, OverSimulatedNic::settings];
 
-/// The child has the sockets on which others reach the rank.
+/// Runs the role: a rank leaves a child, which has the sockets on which others reach the rank.
 pub(crate) fn leaves_a_child(role: &Role) {
     let runtime = role.runtime(SETTINGS[role.words[0] as usize]());
     if role.rank == 1 {

@@ -94,8 +94,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// The messages of rank 0 that wait for an engine, and for a stream. Over a NIC the second would
-/// have to wait behind the first, and be refused.
+/// Returns which messages of rank 0 wait: one for an engine, and one for a stream. Over a NIC the
+/// second would have to wait behind the first, and be refused.
 fn waiting(role: &Role) -> [bool; 2] {
     let wait = role.words[1] == WAIT;
     [wait && role.words[0] == SHM, wait]
@@ -215,7 +215,7 @@ impl Objects {
 /// Messages that follow one that is on loan.
 const MORE: u64 = 50;
 
-/// The other side of it.
+/// Plays the other side, rank 1.
 fn serves(role: &Role, gpus: &Gpus, runtime: &Runtime, names: Names) {
     let to = Rank(0);
     let here = std::slice::from_ref(runtime);

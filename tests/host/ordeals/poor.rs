@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 // ---- what a shell can take away -----------------------------------------------------------------
 
-/// Traffic between three ranks for which a shell has prepared something. Skipped, with the reason,
-/// where it cannot.
+/// Runs traffic between three ranks for which a shell has prepared something. It is skipped, with
+/// the reason, where the shell cannot.
 fn works_after(what: &str, preparation: &str) {
     let _watchdog = Watchdog::over(what);
     let script = format!("{preparation} && exec \"$@\"");
@@ -235,7 +235,8 @@ pub(crate) fn tracers(role: &Role) {
     role.meet("over", &runtime, 0..role.size);
 }
 
-/// Without shared memory there is no way to another process, and within one there is.
+/// Runs the role: without shared memory there is no way to another process, and within one there
+/// is.
 pub(crate) fn no_memory(role: &Role) {
     refuse(role.words[0] as usize);
     let start = |settings| {
@@ -376,8 +377,8 @@ enum Meeting {
     Late,
 }
 
-/// Both ranks send to each other. What they have not come to by themselves they come to with the
-/// `whole` limit.
+/// Has both ranks send to each other. What they have not come to by themselves they come to with
+/// the `whole` limit.
 fn meet(ranks: &[Runtime], whole: Rlimit) -> Meeting {
     let arrived = Synchronizer::new(2);
     for (rank, other) in [(0, Rank(1)), (1, Rank(0))] {

@@ -20,8 +20,8 @@ pub struct Told {
     pub why: String,
 }
 
-/// Runs `carrack` with these arguments and variables, and with none of its variables that this test
-/// may have been started with.
+/// Runs `carrack` with these arguments. Of its variables it gets these, and none that this test may
+/// have been started with.
 pub fn carrack(args: &[&str], vars: &[(&str, &str)]) -> Output {
     let mut command = Command::new(built::carrack());
     unset(&mut command, &[]);

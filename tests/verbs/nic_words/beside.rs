@@ -25,7 +25,7 @@ fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
     configs.into_iter().map(|config| Arc::new(nic(config))).collect()
 }
 
-/// A rank for each NIC. Their messages go through the queues of this process, since that is
+/// Starts a rank for each NIC. Their messages go through the queues of this process, since that is
 /// quicker.
 fn ranks(nics: &[Arc<SimulatedNic>]) -> Vec<Runtime> {
     let transports = vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated];

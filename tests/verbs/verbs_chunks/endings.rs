@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const SIZE: usize = 6 * CHUNK + 77;
 
-/// A message of which the sender's NIC has two chunks, and does not begin with them.
+/// Begins a message, and stops it when the sender's NIC has two chunks and has not begun with them.
 fn in_the_midst(ground: &Ground) -> (Sink, Sink, Held) {
     let ends =
         ground.begin((0, Kind::Vec.filled(&pattern(1, SIZE))), (1, vec![0; SIZE].into()), None);

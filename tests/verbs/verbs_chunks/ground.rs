@@ -97,8 +97,8 @@ impl Ground {
         [0, 1].map(|rank: usize| self.nics[rank].memory_counters(device).unwrap())
     }
 
-    /// Bytes of messages that are registered: the first rank's to be read, the second's to be
-    /// written.
+    /// Returns the bytes of messages that are registered: the first rank's to be read, the second's
+    /// to be written.
     pub(crate) fn registered(&self) -> [u64; 2] {
         let [first, second] = self.counters();
         // Peers may write some words in addition.

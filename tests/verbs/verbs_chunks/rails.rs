@@ -152,7 +152,7 @@ fn many_messages_both_ways_share_the_nics() {
     }
 }
 
-/// A message of which each of the sender's two NICs has chunks, and does not begin with them.
+/// Begins a message. Each of the sender's two NICs has chunks of it, and does not begin with them.
 fn in_the_midst(ground: &Ground, size: usize) -> (Sink, Sink) {
     let shown = || ground.counters_of(1)[1].to_be_written.now;
     let before = shown();

@@ -8,7 +8,7 @@ use carrack_simulators::nic::{Call, Which};
 const CHUNKS: usize = 5;
 const SIZE: usize = (CHUNKS - 1) * CHUNK + 1234;
 
-/// Sends, with what was ordered; how many chunks the receiver's NIC has seen written.
+/// Sends, with what was ordered, and returns how many chunks the receiver's NIC has seen written.
 fn arrives(ground: &Ground, seed: u64) -> usize {
     let (bytes, before) = (pattern(seed, SIZE), ground.counters());
     let status = ground.send((0, Kind::Vec.filled(&bytes)), (1, vec![0; SIZE].into()));

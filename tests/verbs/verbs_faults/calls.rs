@@ -181,8 +181,8 @@ fn a_queue_pair_that_takes_no_request_ends_its_connection_alone() {
     }
 }
 
-/// A rank can use its device no more: it is told why for each peer, they hear of its end, and go on
-/// among themselves.
+/// Checks that a rank can use its device no more. It is told why for each peer, and the peers hear
+/// of its end, and go on among themselves.
 #[track_caller]
 fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
     ground.talk_until(what, |ground| {

@@ -111,7 +111,7 @@ pub(crate) struct Ground {
     fabric: String,
 }
 
-/// The network that these are on.
+/// Returns the network that these are on.
 pub(crate) fn fabric_of(ground: &Ground) -> String {
     ground.fabric.clone()
 }
@@ -177,7 +177,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Both directions between two ranks, after their connection has ended.
+    /// Connects two ranks in both directions, after their connection has ended.
     pub(crate) fn connect_again(&mut self, one: usize, other: usize) {
         self.ways.get_mut(&(other, one)).unwrap().link = None;
         self.connect(one, other).unwrap();
@@ -306,7 +306,8 @@ impl Ground {
         }
     }
 
-    /// The connection of two ranks ends on both sides, and no other's. What the first was told.
+    /// Checks that the connection of two ranks ends on both sides, and no other's. Returns what the
+    /// first was told.
     #[track_caller]
     pub(crate) fn only_these_end(&mut self, what: &str, one: usize, other: usize) -> DownCause {
         self.talk_until(what, |ground| {
@@ -392,7 +393,7 @@ impl Ground {
         });
     }
 
-    /// A rank closes its device: what it has sent arrives, and then its end.
+    /// Closes a rank's device, and checks that what it has sent arrives, and then its end.
     #[track_caller]
     pub(crate) fn close_and_expect_everything(&mut self, rank: usize) {
         std::thread::scope(|scope| {
@@ -410,7 +411,7 @@ impl Ground {
         }
     }
 
-    /// The one whose connection with rank 0 has ended.
+    /// Waits until a connection of this rank ends, and returns the other rank of it.
     #[track_caller]
     pub(crate) fn who_has_lost(&mut self, what: &str, rank: usize) -> usize {
         let lost = |ground: &Self| {

@@ -66,7 +66,8 @@ fn what_a_nic_has_too_little_of_is_named_with_its_number() {
     }
 }
 
-/// Rank 0 of four has little, the others have enough. What it says when it calls them in turn.
+/// Connects a rank that has little to others, which have enough, in turn. Returns how many there
+/// were, and what the rank says then.
 fn calls_in_turn(limits: Limits, options: &Options) -> (usize, String) {
     let fabric = fabric();
     let first =

@@ -14,7 +14,7 @@ use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Three ranks, each with a NIC of its own, whose links are up.
+/// Starts three ranks, each with a NIC of its own, whose links are up.
 fn job() -> (Vec<Runtime>, Vec<Arc<SimulatedNic>>) {
     let fabric = fabric();
     let nics: Vec<_> = (0..3).map(|_| nic(Config::default(), &fabric)).collect();

@@ -21,7 +21,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// The second receives into packets of that pool.
+    /// Creates two sides, the second of which receives into packets of that pool.
     fn with(pool: &PacketPool) -> Self {
         let (fabric, config) = (fabric(), Config::default());
         let options = Options { packet_size: pool.packet_size(), ..options() };
@@ -44,7 +44,7 @@ impl Pair {
         matches!(sent, Submit::Done)
     }
 
-    /// The second polls once. What comes is whole, and in order.
+    /// Polls the second side once, and checks that what comes is whole, and in order.
     fn receive(&mut self) {
         for event in self.sides[1].poll() {
             let Event::Arrived { header: Header([number, len]), payload, .. } = event else {

@@ -54,7 +54,7 @@ impl Pair {
         }
     }
 
-    /// The receiver polls once. What comes is whole, and in order.
+    /// Polls the receiver once, and checks that what comes is whole, and in order.
     fn receive(&mut self) {
         for event in self.sides[1].poll() {
             match event {
@@ -82,7 +82,7 @@ impl Pair {
         }
     }
 
-    /// Everything arrives if the sender polls.
+    /// Polls the sender until everything has arrived.
     fn settle(&mut self) {
         while self.got < self.sent {
             self.sides[0].poll();
@@ -238,7 +238,7 @@ fn whoever_closes_has_sent_everything_before() {
     }
 }
 
-/// A link that takes nothing.
+/// Returns a link that takes nothing.
 fn link_to_nowhere() -> Arc<dyn Link> {
     struct Nowhere;
     impl Link for Nowhere {

@@ -39,7 +39,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// The NICs take dma-bufs, and no address of a GPU.
+    /// Creates a ground whose NICs take dma-bufs, and no address of a GPU.
     pub(crate) fn new() -> Self {
         Self::with(false)
     }
@@ -104,7 +104,7 @@ impl Ground {
         }
     }
 
-    /// Memory of a rank's, poisoned and guarded, at an odd place of its allocation.
+    /// Returns memory of a rank's, poisoned and guarded, at an odd place of its allocation.
     pub(crate) fn empty(&self, rank: usize, place: Place, len: usize) -> Guarded {
         let whole = self.region(rank, place, Guarded::room(len) + 13);
         Guarded::within(whole.subregion(13, Guarded::room(len)).unwrap(), len, len as u64)
@@ -115,8 +115,8 @@ impl Ground {
         self.empty(rank, place, bytes.len()).filled(bytes)
     }
 
-    /// Memory of the second rank's for the first: the name of what the guards are around. The first
-    /// rank's NIC knows where it is, or will never know.
+    /// Registers memory of the second rank's for the first, and returns the name of what the guards
+    /// are around. The first rank's NIC knows where it is, or will never know.
     pub(crate) fn known(&self, guarded: &Guarded) -> RemoteKey {
         let slice = guarded.slice();
         let mr = self.ranks[1].register_memory(slice.region()).unwrap();
@@ -142,7 +142,7 @@ impl Ground {
         settle(&self.ranks);
     }
 
-    /// The first rank puts all of it.
+    /// Puts all of it, as the first rank.
     pub(crate) fn try_put(&self, source: &Guarded, rmr: &RemoteKey) -> Result<(), String> {
         let sink = Sink::keeping();
         let mut put = self.ranks[0].post_put(Rank(1), source.slice(), rmr, 0).comp(&sink);
@@ -156,7 +156,7 @@ impl Ground {
         self.try_put(source, rmr).expect("a put");
     }
 
-    /// The first rank gets all of it.
+    /// Gets all of it, as the first rank.
     #[track_caller]
     pub(crate) fn get(&self, target: &Guarded, rmr: &RemoteKey) {
         let sink = Sink::keeping();

@@ -25,7 +25,8 @@ enum Way {
 const WAYS: [Way; 6] =
     [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
 
-/// The NICs hold back what they write to GPUs until they are flushed, or read from.
+/// Creates a ground whose NICs hold back what they write to GPUs until they are flushed, or read
+/// from.
 fn ground(gpus_say: RemoteWrites) -> Ground {
     let ground = Ground::new();
     for (driver, nic) in ground.drivers.iter().zip(&ground.nics) {

@@ -42,7 +42,7 @@ pub(crate) const UNDER_WAY: &str = "under way";
 pub(crate) const PARTED: &str = "parted";
 
 impl Course {
-    /// Between two ranks, without a loss.
+    /// Creates a course between two ranks, without a loss.
     pub(crate) const fn of(steps: u64) -> Self {
         Self { ranks: 2, steps, lanes: 1, parting: Parting::None }
     }
@@ -70,7 +70,7 @@ impl Course {
         }
     }
 
-    /// Its ranks, with variables of the environment.
+    /// Starts the ranks of the course, with variables of the environment.
     pub(crate) fn start(self, variables: &[&str]) -> Ranks {
         let nic = self.nic().map(|(name, value)| format!("{name}={value}"));
         let variables = nic.iter().map(String::as_str).chain(variables.iter().copied());
@@ -79,7 +79,7 @@ impl Course {
     }
 }
 
-/// A rank on its course.
+/// Runs a rank on its course.
 pub(crate) fn rank(role: &Role) {
     let [seed, steps, lanes, parting, rank, after] = role.words[..] else { panic!("six words") };
     let parting = match parting {

@@ -115,7 +115,8 @@ impl OnCourse {
         self.0.hears(word);
     }
 
-    /// It is of no further interest: its bootstrap waits two minutes for a node that is silent.
+    /// Ends the process, which is of no further interest: its bootstrap waits two minutes for a
+    /// node that is silent.
     pub(crate) fn end(mut self) {
         self.0.end();
     }

@@ -67,7 +67,7 @@ pub(crate) fn knock(ground: &Ground, rank: usize) -> Channel {
     Channel::dial(door(ground, rank)).unwrap()
 }
 
-/// A greeting with a rank, to its end.
+/// Goes through a greeting with a rank, to its end.
 pub(crate) fn greet(
     ground: &mut Ground,
     channel: &mut Channel,
@@ -87,7 +87,7 @@ pub(crate) fn greet(
 }
 
 impl Attacker {
-    /// Equipment, and a connection to rank 0 that is not let in so far.
+    /// Opens equipment, and a connection to rank 0 that is not let in so far.
     pub(crate) fn at_the_door(ground: &mut Ground) -> Self {
         let nic = nic(Config::default(), &fabric_of(ground));
         let context = Context::open(&nic.verbs(), "sim0").unwrap();
@@ -327,7 +327,8 @@ impl Attacker {
 }
 
 impl Ground {
-    /// Rank 0 reports the end of rank 3, because of what it has done, and all others go on.
+    /// Checks that rank 0 reports the end of rank 3, because of what it has done, and all others go
+    /// on.
     #[track_caller]
     pub(crate) fn reports_the_attacker(&mut self, what: &str) -> DownCause {
         let mut cause = None;

@@ -181,7 +181,7 @@ fn a_peer_reaches_no_memory_but_the_word_that_it_was_given() {
     ground.reports_the_attacker("it reads");
 }
 
-/// Rank 0's link to the attacker, over the connection that there is.
+/// Returns rank 0's link to the attacker, over the connection that there is.
 fn link_to(ground: &Ground, attacker: &Attacker) -> Arc<dyn Link> {
     let own = Address::decode(&ground.sides[0].device.address()).unwrap();
     let address = Address { key: attacker.key, ..own }.encode();

@@ -30,7 +30,7 @@ fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
     configs.into_iter().map(|config| Arc::new(nic(config))).collect()
 }
 
-/// A rank for each NIC, whose links are up.
+/// Starts a rank for each NIC, whose links are up.
 fn ranks(nics: &[Arc<SimulatedNic>], options: &Options) -> Vec<Runtime> {
     let settings = built(settings());
     let options = Options { packet_size: settings.packet_size(), ..options.clone() };

@@ -28,7 +28,7 @@ fn introduce(ranks: &[Runtime], rmr: &RemoteKey) {
     settle(ranks);
 }
 
-/// A put and a get, which end though rank 1 does nothing, or not, as is expected.
+/// Puts and gets. Both end though rank 1 does nothing, or not, as is expected.
 fn move_bytes(ranks: &[Runtime], region: &Region, rmr: &RemoteKey, by_nic: bool) {
     let (sink, bytes) = (Sink::keeping(), pattern(7, LONG));
     let put = ranks[0].post_put(Rank(1), bytes.clone(), rmr, 0).comp(&sink).try_submit().unwrap();

@@ -21,7 +21,7 @@ fn registered(owner: &Runtime, region: &Region) -> [(Mr, RemoteKey); 2] {
     })
 }
 
-/// A put, a get and an atomic operation on rank 1's memory, and how each ended.
+/// Tries a put, a get and an atomic operation on rank 1's memory, and returns how each ended.
 fn refusals(ranks: &[Runtime], rmr: &RemoteKey) -> [String; 3] {
     let zero = &ranks[0];
     let end = |call: &mut dyn FnMut(&Sink) -> Result<Outcome, PostError>| {
