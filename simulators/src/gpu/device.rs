@@ -413,8 +413,8 @@ unsafe impl Gpu for FakeGpu {
         self.shared.reaches("reaches", self.ordinal, peer)
     }
 
-    /// Returns `true` if the device reaches the region's owner: memory opened for one simulated
-    /// device is open for all.
+    /// Returns `true` if the region has no GPU, or the device reaches that GPU: memory opened for
+    /// one simulated device is open for all.
     fn reaches_region(&self, region: &Region) -> bool {
         region.kind().gpu().is_none_or(|owner| self.reaches(owner).is_ok())
     }

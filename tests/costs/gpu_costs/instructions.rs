@@ -259,7 +259,7 @@ pub(crate) fn counts() -> Vec<Count> {
     MEASURED.into_iter().map(count).collect()
 }
 
-/// Returns `true` for `cuMemcpyDtoDAsync_v2`, and `false` for a function of this library.
+/// Returns `true` if the function is one of the driver, such as `cuMemcpyDtoDAsync_v2`.
 fn is_the_drivers(function: &str) -> bool {
     function
         .strip_prefix("cu")
