@@ -2,11 +2,8 @@
 //! one GPU find each other by their claims, as with a real driver. Other tests have the driver
 //! refuse.
 
-#[allow(dead_code, reason = "its words are another process's here")]
-#[path = "../../transports/tests/mock/mod.rs"]
-mod mock;
-
 use crate::support::explained::{Told, assert_shared, carrack, explain, text, told};
+use crate::support::mock;
 use std::process::Output;
 use std::sync::OnceLock;
 

@@ -11,8 +11,6 @@
 
 mod gpu_costs;
 mod host_instructions;
-#[path = "../../transports/tests/mock/mod.rs"]
-mod mock;
 mod profile;
 mod report;
 mod verbs_instructions;

@@ -3,16 +3,12 @@
 //! Callgrind runs this program once more and counts them. Instructions of the simulated NIC's
 //! functions and of their callees are subtracted, and so are those of work that a clock triggers.
 
-#[path = "../verbs/verbs_faults/ground.rs"]
-#[allow(dead_code, reason = "shared with the suite of faults, which uses more of it")]
-mod ground;
-
 use crate::profile::counted;
 use crate::report::Count;
 use crate::support::Watchdog;
+use crate::support::nics::{Side, fabric, identity, nic, options};
 use carrack::transports::contract::{Batch, Device, Event, Link, PeerId, Polled, Short};
 use carrack_simulators::nic::Config;
-use ground::{Side, fabric, identity, nic, options};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;

@@ -89,8 +89,8 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one
-/// of its own tests would run it again, the mock library needs a C compiler (four modules, and a
-/// mock), instructions are counted in the tree, the table of rules is read there, a guest is made
+/// of its own tests would run it again, the mock library needs a C compiler (four modules),
+/// instructions are counted in the tree, the table of rules is read there, a guest is made
 /// from it, and two nodes need root.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &[
@@ -101,7 +101,6 @@ const NO_PARTS: &[&str] = &[
     "gpu_costs",
     "gpu_rules",
     "host_instructions",
-    "mock",
     "mpi_programs",
     "nodes",
     "profile",

@@ -5,7 +5,7 @@
 
 pub(crate) mod instructions;
 
-use crate::mock;
+use crate::support::mock;
 use crate::support::{Job, OverShm, Watchdog, built, connect, unstarted};
 use carrack::buffer::raw;
 use carrack::region::Region;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// Returns the folder of the built programs: target/PROFILE, above the test's own folder.
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.parent().and_then(Path::parent).unwrap().to_path_buf()
 }

@@ -16,6 +16,8 @@ pub mod growth;
 pub mod guard;
 pub mod guests;
 pub mod kernel;
+pub mod mock;
+pub mod nics;
 pub mod nodes;
 pub mod pairwise;
 pub mod possessions;

@@ -1,8 +1,8 @@
 //! Calls of libibverbs that fail, with each reason, at the start, when a connection is made, and in
 //! the midst of traffic.
 
-use super::ground::{Ground, Side, fabric, identity, nic, options};
 use crate::support::Watchdog;
+use crate::support::nics::{Ground, Side, fabric, identity, nic, options};
 use carrack::transports::contract::{Armed, DownCause, SubmitError};
 use carrack_simulators::nic::{Call, Config, Which};
 use std::io;
@@ -97,7 +97,7 @@ fn memory_that_may_not_be_locked_is_an_error_of_the_start_that_names_the_limit()
 fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_may_be_tried_again()
 {
     let _watchdog = Watchdog::over("making connections");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for (caller, called) in [(0, 1), (1, 0)] {
         for (call, text) in [
             (Call::CreateQp, "ibv_create_qp"),
@@ -147,7 +147,7 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
 #[test]
 fn a_queue_that_is_full_for_a_moment_loses_nothing() {
     let _watchdog = Watchdog::over("queues that are full");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for round in 0..40 {
         for (side, call) in [(0, Call::PostSend), (1, Call::PostSrqRecv)] {
             // Also within a list of requests, of which the first ones were posted.
@@ -166,7 +166,7 @@ fn a_queue_that_is_full_for_a_moment_loses_nothing() {
 #[test]
 fn a_queue_pair_that_takes_no_request_ends_its_connection_alone() {
     let _watchdog = Watchdog::over("refused requests");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for errno in [libc::EIO, libc::EINVAL, libc::EPERM] {
         // Messages and, now and then, a credit.
         for nth in 1..=40 {
@@ -215,10 +215,10 @@ fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
 fn a_completion_queue_that_cannot_be_read_or_has_overrun_ends_the_device_with_its_reason() {
     let _watchdog = Watchdog::over("completion queues");
     for nth in [1, 7, 100] {
-        let mut ground = Ground::new();
+        let mut ground = Ground::default();
         ground.sides[0].faults().fail_call(Call::PollCq, Which::Nth(nth), libc::EIO);
         rank_0_is_lost(&mut ground, "polling", "ibv_poll_cq");
-        let mut ground = Ground::new();
+        let mut ground = Ground::default();
         ground.sides[0].faults().overrun(Which::Nth(nth));
         rank_0_is_lost(&mut ground, "overrun", "IBV_EVENT_CQ_ERR");
     }
@@ -227,7 +227,7 @@ fn a_completion_queue_that_cannot_be_read_or_has_overrun_ends_the_device_with_it
 #[test]
 fn a_receive_queue_that_takes_no_receives_ends_the_device_with_its_reason() {
     let _watchdog = Watchdog::over("receive queues");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     ground.sides[0].faults().fail_call(Call::PostSrqRecv, Which::Nth(9), libc::EIO);
     rank_0_is_lost(&mut ground, "receives", "takes no receive");
 }
@@ -235,7 +235,7 @@ fn a_receive_queue_that_takes_no_receives_ends_the_device_with_its_reason() {
 #[test]
 fn a_device_that_cannot_wake_anybody_is_not_slept_on() {
     let _watchdog = Watchdog::over("notifications");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     ground.sides[0].faults().fail_call(Call::ReqNotifyCq, Which::All, libc::EIO);
     assert!(matches!(ground.sides[0].device.arm(), Armed::Ready));
     ground.all_go_on(10);

@@ -1,7 +1,7 @@
 //! Ranks that are processes and have few of something, or of everything, on one network of
 //! simulated NICs.
 
-use super::ground::fabric;
+use crate::support::nics::fabric;
 use crate::support::ranks::{Ranks, Role};
 use crate::support::traffic::script::Plan;
 use crate::support::traffic::{SMALL, Taking};

@@ -1,7 +1,7 @@
 //! NICs that have little of something: fewer of it are used, or an error says how many there are.
 
-use super::ground::{Ground, Side, fabric, identity, nic, options};
 use crate::support::Watchdog;
+use crate::support::nics::{Ground, Side, fabric, identity, nic, options};
 use carrack::transports::contract::SubmitError;
 use carrack::transports::verbs::Options;
 use carrack_simulators::nic::{Config, Limits, LinkLayer};

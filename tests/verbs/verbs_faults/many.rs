@@ -1,6 +1,6 @@
 //! A thousand ranks in one process.
 
-use super::ground::{fabric, nic};
+use crate::support::nics::{fabric, nic};
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, pattern, posted};
 use carrack::bootstrap::InProcess;
 use carrack::settings::TransportChoice;

@@ -3,7 +3,6 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `ground` | three ranks that talk, each with a simulated NIC of its own |
 //! | `statuses` | requests and receives that fail, with each status |
 //! | `calls` | calls of libibverbs that fail, with each reason |
 //! | `limits` | NICs that have little of something |
@@ -20,7 +19,6 @@
 use crate::support;
 mod calls;
 mod few;
-pub(crate) mod ground;
 mod limits;
 mod many;
 mod partings;

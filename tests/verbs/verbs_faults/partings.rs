@@ -1,7 +1,7 @@
 //! Queue pairs that fail while they are taking a message in.
 
-use super::ground::{Ground, options};
 use crate::support::Watchdog;
+use crate::support::nics::{Ground, options};
 use carrack::transports::verbs::Options;
 use carrack_simulators::nic::{Config, Limits};
 

@@ -1,7 +1,7 @@
 //! Processes on one network of simulated NICs: one is killed during traffic, another is stopped
 //! for a while.
 
-use super::ground::fabric;
+use crate::support::nics::fabric;
 use crate::support::ranks::{Ranks, Role, die};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;

@@ -1,7 +1,7 @@
 //! Faults as a runtime's operations see them: each ends once, with its buffer, and where it fails
 //! the error names the rank.
 
-use super::ground::{fabric, nic};
+use crate::support::nics::{fabric, nic};
 use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, connect, pattern, until_with_errors};
 use carrack::bootstrap::InProcess;

@@ -1,6 +1,6 @@
 //! Destinations of a message's bytes, and the credits owed for them.
 
-use super::ground::{Side, bytes_of, fabric, identity, nic, options, submit};
+use crate::support::nics::{Side, bytes_of, fabric, identity, nic, options, submit};
 use crate::support::{Watchdog, nics_go_on, pattern};
 use carrack::transports::contract::{Armed, Event, Header, Link, PeerId, Submit};
 use carrack::transports::mem::{HostAllocator, PacketPool, PacketSource};

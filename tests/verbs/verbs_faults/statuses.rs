@@ -1,7 +1,7 @@
 //! Requests and receives that fail, with each status, early and late in a connection's life.
 
-use super::ground::Ground;
 use crate::support::Watchdog;
+use crate::support::nics::Ground;
 use carrack::transports::contract::DownCause;
 use carrack::transports::verbs::sys::bindings::{
     IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
@@ -15,7 +15,7 @@ const STATUSES: std::ops::RangeInclusive<u32> = IBV_WC_LOC_LEN_ERR..=IBV_WC_TM_R
 #[test]
 fn a_request_that_fails_ends_its_connection_and_no_other_and_a_new_one_is_as_good() {
     let _watchdog = Watchdog::over("statuses of requests");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for status in STATUSES {
         for nth in [1, 2, 5, 60] {
             let what = format!("status {status} of request {nth}");
@@ -44,7 +44,7 @@ fn a_request_that_fails_ends_its_connection_and_no_other_and_a_new_one_is_as_goo
 #[test]
 fn a_receive_that_fails_ends_its_connection_and_no_other_and_its_place_is_used_again() {
     let _watchdog = Watchdog::over("statuses of receives");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     // More often than there are receives: none may be lost.
     for status in STATUSES {
         for nth in [1, 3, 40] {
@@ -61,7 +61,7 @@ fn a_receive_that_fails_ends_its_connection_and_no_other_and_its_place_is_used_a
 #[test]
 fn all_requests_of_a_rank_fail_and_the_others_go_on() {
     let _watchdog = Watchdog::over("all requests");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     ground.sides[0].faults().fail_sends(Which::All, IBV_WC_RETRY_EXC_ERR);
     ground.talk_until("both ends", |ground| {
         [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
@@ -76,7 +76,7 @@ fn all_requests_of_a_rank_fail_and_the_others_go_on() {
 #[test]
 fn links_that_go_while_the_peer_sends_leave_no_receive_behind() {
     let _watchdog = Watchdog::over("links that go");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     // Each time some receives were used by messages that no link takes any more. Lost receives
     // would add up.
     for _ in 0..60 {

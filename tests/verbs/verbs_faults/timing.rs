@@ -1,6 +1,6 @@
 //! Packets that come late, in another order than they were posted, or not at all.
 
-use super::ground::{Ground, options};
+use crate::support::nics::{Ground, options};
 use crate::support::{Watchdog, nics_go_on};
 use carrack::transports::contract::{Armed, DownCause, Event, PeerId, SubmitError};
 use carrack_simulators::nic::{Config, Visibility};
@@ -9,7 +9,7 @@ use std::time::Duration;
 #[test]
 fn completions_that_come_late_hold_up_and_lose_nothing() {
     let _watchdog = Watchdog::over("late completions");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     ground.sides[0].faults().delay_completions(Duration::from_millis(3));
     ground.sides[1].faults().delay_completions(Duration::from_micros(50));
     ground.all_go_on(300);
@@ -20,7 +20,7 @@ fn completions_that_come_late_hold_up_and_lose_nothing() {
 #[test]
 fn completions_that_do_not_come_for_a_while_come_all_in_the_end() {
     let _watchdog = Watchdog::over("held completions");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for _ in 0..10 {
         let held = ground.sides[0].faults().hold_completions();
         for _ in 0..300 {
@@ -34,7 +34,7 @@ fn completions_that_do_not_come_for_a_while_come_all_in_the_end() {
 #[test]
 fn queue_pairs_that_overtake_each_other_keep_each_one_s_order() {
     let _watchdog = Watchdog::over("scattered queue pairs");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for side in &ground.sides {
         side.faults().scatter_queue_pairs(Duration::from_micros(300));
     }
@@ -50,7 +50,7 @@ fn queue_pairs_that_overtake_each_other_keep_each_one_s_order() {
 #[test]
 fn a_queue_pair_that_stands_still_holds_up_nobody_else() {
     let _watchdog = Watchdog::over("a queue pair stands still");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     // The numbers of queue pairs are handed out in turn; one of these is that to rank 1 or 2.
     for number in 2..4 {
         let held = ground.sides[0].faults().hold_queue_pair(0, number);
@@ -64,7 +64,7 @@ fn a_queue_pair_that_stands_still_holds_up_nobody_else() {
 fn what_is_written_to_gpus_late_is_nothing_to_messages_of_the_host() {
     let _watchdog = Watchdog::over("late visibility");
     for visibility in [Visibility::WithCompletion, Visibility::WithRead] {
-        let mut ground = Ground::new();
+        let mut ground = Ground::default();
         for side in &ground.sides {
             side.faults().write_visibility(visibility, true);
         }
@@ -76,7 +76,7 @@ fn what_is_written_to_gpus_late_is_nothing_to_messages_of_the_host() {
 #[ignore = "full: half a minute; time-outs run out"]
 fn a_port_that_goes_down_ends_its_connections_and_is_named_and_they_can_be_made_again() {
     let _watchdog = Watchdog::over("a port goes down");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for _ in 0..3 {
         assert!(ground.sides[0].nic.set_port(0, 1, false));
         ground.talk_until("the port's end", |ground| {
@@ -95,7 +95,7 @@ fn a_port_that_goes_down_ends_its_connections_and_is_named_and_they_can_be_made_
 #[test]
 fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
     let _watchdog = Watchdog::over("peers notice first");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let held = ground.sides[0].faults().hold_completions();
     assert!(ground.sides[0].nic.set_port(0, 1, false));
     ground.talk_until("its peers have given up", |ground| {
@@ -123,7 +123,7 @@ fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
 #[test]
 fn a_sender_without_credits_is_told_that_its_peer_is_gone_though_nothing_is_in_flight() {
     let _watchdog = Watchdog::over("no credits");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     ground.settle();
     ground.fill(2, 0);
     assert!(ground.sides[0].nic.set_port(0, 1, false));
@@ -140,7 +140,7 @@ fn a_sender_without_credits_is_told_that_its_peer_is_gone_though_nothing_is_in_f
 #[test]
 fn a_device_that_is_taken_out_is_an_error_with_its_name_for_all_of_its_peers_and_later() {
     let _watchdog = Watchdog::over("a device is taken out");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     assert!(ground.sides[0].nic.remove(0));
     ground.talk_until("the device's end", |ground| {
         [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())

@@ -1,6 +1,8 @@
 //! Short messages that go in one request, since their sender has said that more follow.
 
-use super::ground::{Side, bytes_of, fabric, identity, nic, options, submit, submit_with_more};
+use crate::support::nics::{
+    Side, bytes_of, fabric, identity, nic, options, submit, submit_with_more,
+};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{
     Armed, DownCause, Event, Header, Link, Payload, PeerId, Submit,

@@ -1,6 +1,6 @@
 //! Errors for missing devices and ports: they name device, port, reason and remedy.
 
-use super::ground::{Side, fabric, identity, nic, options};
+use crate::support::nics::{Side, fabric, identity, nic, options};
 use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, until_with_errors};
 use carrack::bootstrap::InProcess;
 use carrack::settings::{SettingsBuilder, TransportChoice};

@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "requests of its own making are posted")]
 
 use crate::support::LIMIT;
-use crate::verbs_faults::ground::{Ground, Heard, PACKET, fabric_of, nic};
-use carrack::transports::contract::{DownCause, Identity, PeerId};
+use crate::support::nics::{Ground, PACKET, fabric_of, nic};
+use carrack::transports::contract::{Identity, PeerId};
 use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
@@ -323,30 +323,5 @@ impl Attacker {
             others();
             assert!(start.elapsed() < PATIENCE, "its request does not end");
         }
-    }
-}
-
-impl Ground {
-    /// Checks that rank 0 reports the end of rank 3, because of what it has done, and all others go
-    /// on.
-    #[track_caller]
-    pub(crate) fn reports_the_attacker(&mut self, what: &str) -> DownCause {
-        let mut cause = None;
-        self.talk_until(what, |ground| {
-            ground.of_the_fourth.iter().any(|(_, event)| matches!(event, Heard::End(_)))
-        });
-        for (at, event) in self.of_the_fourth.drain(..) {
-            match event {
-                Heard::End(found) => {
-                    assert!(at == 0 && cause.is_none(), "{what}: {at} is told of {found}");
-                    cause = Some(found);
-                }
-                // What could still be a message is one, before the end.
-                Heard::Message => assert!(at == 0 && cause.is_none(), "{what}: after the end"),
-            }
-        }
-        self.all_go_on(5);
-        assert!(self.of_the_fourth.is_empty(), "{what}: {:?}", self.of_the_fourth);
-        cause.unwrap()
     }
 }

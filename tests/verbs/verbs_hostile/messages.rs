@@ -2,7 +2,7 @@
 
 use super::attacker::{Attacker, ME, PATIENCE};
 use crate::support::Watchdog;
-use crate::verbs_faults::ground::{Ground, PACKET, submit};
+use crate::support::nics::{Ground, PACKET, submit};
 use carrack::transports::contract::{Armed, DownCause, Link, Submit, SubmitError};
 use carrack::transports::verbs::address::Address;
 use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
@@ -17,7 +17,7 @@ fn is_protocol(cause: &DownCause, word: &str) {
 #[test]
 fn messages_too_short_for_a_header_or_longer_than_a_packet_end_their_connection_alone() {
     let _watchdog = Watchdog::over("lengths");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     // More often than there are receives: each is used again.
     for round in 0..4 {
         for len in [0, 1, 8, 15] {
@@ -49,7 +49,7 @@ fn messages_too_short_for_a_header_or_longer_than_a_packet_end_their_connection_
 #[test]
 fn a_rank_that_has_slept_is_told_what_was_wrong_and_not_only_that_its_queue_pair_has_failed() {
     let _watchdog = Watchdog::over("the NIC's event comes first");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let mut attacker = Attacker::enter(&mut ground);
     let device = ground.sides[0].device.clone();
     while matches!(device.arm(), Armed::Ready) {
@@ -65,7 +65,7 @@ fn a_rank_that_has_slept_is_told_what_was_wrong_and_not_only_that_its_queue_pair
 #[test]
 fn immediates_that_mean_nothing_end_their_connection_alone() {
     let _watchdog = Watchdog::over("immediates");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for word in [0, 3, 77, u32::MAX, 1 << 24] {
         for len in [0, 16, 100] {
             let mut attacker = Attacker::enter(&mut ground);
@@ -97,7 +97,7 @@ const TOGETHER: u32 = 2;
 #[test]
 fn messages_that_go_together_and_are_none_end_their_connection_alone() {
     let _watchdog = Watchdog::over("together");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     // Whose bytes are counted wrongly; and which say to be longer than they are, or than short ones
     // can be.
     for (bytes, word) in [
@@ -133,7 +133,7 @@ fn own_word(attacker: &Attacker) -> End {
 #[test]
 fn a_peer_reaches_no_memory_but_the_word_that_it_was_given() {
     let _watchdog = Watchdog::over("memory");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let secret = vec![7_u8; 64];
     let elsewhere = secret.as_ptr() as u64;
     let first = Attacker::enter(&mut ground);
@@ -206,7 +206,7 @@ fn send_all(ground: &mut Ground, link: &Arc<dyn Link>) -> Result<usize, SubmitEr
 #[test]
 fn credits_that_cannot_be_end_their_connection_alone() {
     let _watchdog = Watchdog::over("credits");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for credits in [vec![5], vec![u64::MAX], vec![1 << 32], vec![4, 9], vec![3, 2], vec![3, 0]] {
         let mut attacker = Attacker::enter(&mut ground);
         let link = link_to(&ground, &attacker);
@@ -230,7 +230,7 @@ fn credits_that_cannot_be_end_their_connection_alone() {
 #[test]
 fn a_peer_that_takes_nothing_in_holds_up_nobody_else() {
     let _watchdog = Watchdog::over("a peer that takes nothing");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let mut attacker = Attacker::enter(&mut ground);
     let link = link_to(&ground, &attacker);
     assert_eq!(send_all(&mut ground, &link), Ok(4));
@@ -243,7 +243,7 @@ fn a_peer_that_takes_nothing_in_holds_up_nobody_else() {
 #[test]
 fn a_flood_that_heeds_no_window_costs_the_others_nothing_but_time() {
     let _watchdog = Watchdog::over("a flood");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let mut attacker = Attacker::enter(&mut ground);
     for _ in 0..500 {
         attacker.send(16 + 100);
@@ -258,7 +258,7 @@ fn a_flood_that_heeds_no_window_costs_the_others_nothing_but_time() {
 #[test]
 fn words_out_of_turn_over_tcp_end_their_connection_alone() {
     let _watchdog = Watchdog::over("out of turn");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let end = Default::default();
     for message in [
         Message::Ready,

@@ -2,8 +2,8 @@
 
 use super::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, greet, knock};
 use crate::support::alone::is_alone;
+use crate::support::nics::{Ground, Heard, Side, fabric_of, identity, nic, options};
 use crate::support::{Watchdog, random, rng};
-use crate::verbs_faults::ground::{Ground, Heard, Side, fabric_of, identity, nic, options};
 use carrack::transports::contract::{DownCause, Event, PeerId};
 use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
@@ -43,7 +43,7 @@ fn hello_of(end: End) -> impl FnOnce(&Session) -> Message {
 #[test]
 fn whoever_cannot_be_let_in_is_told_why() {
     let _watchdog = Watchdog::over("hellos");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let good = Attacker::at_the_door(&mut ground).mine;
     for secret in [[8; 16], [0; 16]] {
         let mut attacker = Attacker::at_the_door(&mut ground);
@@ -96,7 +96,7 @@ fn whoever_cannot_be_let_in_is_told_why() {
 #[test]
 fn ends_that_lead_nowhere_or_to_others_harm_nobody() {
     let _watchdog = Watchdog::over("ends");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let honest = Address::decode(&ground.sides[1].device.address()).unwrap();
     for change in [
         |end: &mut End, _: &Address| end.gid = [0; 16],
@@ -129,7 +129,7 @@ fn ends_that_lead_nowhere_or_to_others_harm_nobody() {
 #[test]
 fn a_device_that_is_passed_off_as_another_s_takes_nothing_from_that_one() {
     let _watchdog = Watchdog::over("keys");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     for rank in [0, 1, 2] {
         let theirs = Address::decode(&ground.sides[rank].device.address()).unwrap().key;
         let mut attacker = Attacker::at_the_door(&mut ground);
@@ -151,7 +151,7 @@ fn a_device_that_is_passed_off_as_another_s_takes_nothing_from_that_one() {
 #[test]
 fn hello_twice_is_one_connection_after_the_other() {
     let _watchdog = Watchdog::over("twice");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let mut first = Attacker::enter(&mut ground);
     let mut others = Vec::new();
     for _ in 0..20 {
@@ -177,7 +177,7 @@ fn hello_twice_is_one_connection_after_the_other() {
 #[test]
 fn garbage_is_refused_or_hung_up_on() {
     let _watchdog = Watchdog::over("garbage");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let mut rng = rng();
     for round in 0..150 {
         let (mut stream, len) =
@@ -212,7 +212,7 @@ fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
     if limit.current.is_some_and(|now| now < wanted) && may {
         setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit }).unwrap();
     }
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let mut silent = Vec::new();
     let count = if may { 2000 } else { 200 };
     for number in 0..count {
@@ -259,7 +259,7 @@ fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later()
         return;
     }
     let _watchdog = Watchdog::over("called later");
-    let mut ground = Ground::new();
+    let mut ground = Ground::default();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let mut address = Address::decode(&ground.sides[1].device.address()).unwrap();

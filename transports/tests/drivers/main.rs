@@ -9,8 +9,8 @@
 //! | `verbs` | two devices of either sort, and requests to them |
 
 mod cuda_mock;
-#[path = "../mock/mod.rs"]
-mod mock;
 mod simulated_nic;
 mod verbs;
 mod verbs_calls;
+
+use carrack_test_support::mock;

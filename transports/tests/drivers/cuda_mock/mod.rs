@@ -1,6 +1,6 @@
 //! A driver that is missing, is a stub, is too old, lacks calls, answers with values that no
-//! header has, or goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's
-//! C compiler.
+//! header has, or goes away. The libraries are mocks, made from `tests/support/src/mock` by the
+//! machine's C compiler.
 
 #![expect(unsafe_code, reason = "memory of the mock is used by address")]
 

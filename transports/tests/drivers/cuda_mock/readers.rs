@@ -1,10 +1,9 @@
 //! Trials that show if a read-only device is kept from writing, in processes of their own. On
 //! mocked drivers: some that keep it, and some that do not.
 
-use crate::mock::{library as mock, open};
+use crate::mock::{library as mock, open, path};
 use carrack_transports::gpu::{Driver, Gpu, GpuError};
 use carrack_transports::trial;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Not a test by itself: the role of a process that was started for a trial.
@@ -36,7 +35,7 @@ fn a_driver_that_keeps_copies_and_kernels_out_is_believed_for_good() {
     let gpu = gpu(1);
     assert_eq!(verdict(&gpu), Ok(()));
     // The answer is remembered: no further library is built and no process started.
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readers-1/stubs/libcuda.so");
+    let library = path("readers-1");
     std::fs::remove_file(library).unwrap();
     assert_eq!(verdict(&gpu), Ok(()));
 }

@@ -1,6 +1,6 @@
 //! Ranks with a simulated NIC each, on one network. A fault of one NIC concerns its rank alone.
 
-use crate::support::{LIMIT, nics_go_on, pattern};
+use super::{LIMIT, nics_go_on, pattern};
 use carrack::transports::contract::{
     Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Short,
     Submit, SubmitError, Transport, Unavailable,
@@ -16,37 +16,37 @@ use std::time::{Duration, Instant};
 /// Longest wait for an event that must come.
 const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() / 2);
 
-pub(crate) const PACKET: usize = 4096;
+pub const PACKET: usize = 4096;
 
 /// Returns the name of a new network.
-pub(crate) fn fabric() -> String {
+pub fn fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("faults {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-pub(crate) fn options() -> Options {
+pub fn options() -> Options {
     Options { packet_size: PACKET, receives: 32, ..Options::default() }
 }
 
-pub(crate) fn identity(me: u32, ranks: u32) -> Identity {
+pub fn identity(me: u32, ranks: u32) -> Identity {
     Identity { me: PeerId(me), ranks, secret: [9; 16] }
 }
 
 /// A rank.
-pub(crate) struct Side {
+pub struct Side {
     // Before the NIC that it is of.
-    pub(crate) device: Arc<dyn Device>,
+    pub device: Arc<dyn Device>,
     _domain: Arc<dyn Domain>,
-    pub(crate) nic: Arc<SimulatedNic>,
+    pub nic: Arc<SimulatedNic>,
     batch: Batch,
 }
 
-pub(crate) fn nic(config: Config, fabric: &str) -> Arc<SimulatedNic> {
+pub fn nic(config: Config, fabric: &str) -> Arc<SimulatedNic> {
     Arc::new(SimulatedNic::new(Config { fabric: Some(fabric.into()), ..config }).unwrap())
 }
 
 impl Side {
-    pub(crate) fn open(
+    pub fn open(
         nic: Arc<SimulatedNic>,
         options: Options,
         me: Identity,
@@ -56,7 +56,7 @@ impl Side {
     }
 
     /// Opens a side that receives into packets of that pool.
-    pub(crate) fn open_with(
+    pub fn open_with(
         pool: &PacketPool,
         nic: Arc<SimulatedNic>,
         options: Options,
@@ -69,11 +69,11 @@ impl Side {
         Ok(Self { device, _domain: domain, nic, batch: Batch::new(8) })
     }
 
-    pub(crate) fn faults(&self) -> &Arc<Faults> {
+    pub fn faults(&self) -> &Arc<Faults> {
         self.nic.faults()
     }
 
-    pub(crate) fn poll(&mut self) -> Vec<Event> {
+    pub fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.device.poll(&mut self.batch, &mut |batch: &mut Batch| events.extend(batch.drain()));
         events
@@ -82,7 +82,7 @@ impl Side {
 
 /// One direction between two ranks.
 #[derive(Default)]
-pub(crate) struct Way {
+pub struct Way {
     link: Option<Arc<dyn Link>>,
     /// Grows whenever it is made again: nothing of an older one may come.
     turn: u64,
@@ -90,29 +90,29 @@ pub(crate) struct Way {
     got: u64,
     /// Cause of the end that the sender's or the receiver's side was told. The connections of both
     /// ways end together.
-    pub(crate) down: Option<DownCause>,
+    pub down: Option<DownCause>,
     /// `true` if the receiver has released the connection. Messages in flight may still come.
     let_go: bool,
 }
 
 /// Event of a rank that is not part of this ground.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub enum Heard {
     Message,
     End(DownCause),
 }
 
 /// Three ranks, all of which talk to each other.
-pub(crate) struct Ground {
-    pub(crate) sides: Vec<Side>,
-    pub(crate) ways: BTreeMap<(usize, usize), Way>,
+pub struct Ground {
+    pub sides: Vec<Side>,
+    pub ways: BTreeMap<(usize, usize), Way>,
     /// Events at the three ranks about a fourth one, which is not part of this ground.
-    pub(crate) of_the_fourth: Vec<(usize, Heard)>,
+    pub of_the_fourth: Vec<(usize, Heard)>,
     fabric: String,
 }
 
 /// Returns the network that these are on.
-pub(crate) fn fabric_of(ground: &Ground) -> String {
+pub fn fabric_of(ground: &Ground) -> String {
     ground.fabric.clone()
 }
 
@@ -120,15 +120,11 @@ fn size(number: u64) -> usize {
     [0, 1, 8, 40, 41, 204, 205, 1000, PACKET][number as usize % 9]
 }
 
-pub(crate) fn submit(
-    link: &Arc<dyn Link>,
-    header: [u64; 2],
-    bytes: &[u8],
-) -> Result<Submit, SubmitError> {
+pub fn submit(link: &Arc<dyn Link>, header: [u64; 2], bytes: &[u8]) -> Result<Submit, SubmitError> {
     link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) })
 }
 
-pub(crate) fn submit_with_more(
+pub fn submit_with_more(
     link: &Arc<dyn Link>,
     [first, second]: [u64; 2],
     bytes: &[u8],
@@ -140,18 +136,20 @@ pub(crate) fn submit_with_more(
     }
 }
 
-pub(crate) fn bytes_of(payload: &Payload) -> Vec<u8> {
+pub fn bytes_of(payload: &Payload) -> Vec<u8> {
     let mut bytes = vec![0; payload.len()];
     copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
     bytes
 }
 
-impl Ground {
-    pub(crate) fn new() -> Self {
+impl Default for Ground {
+    fn default() -> Self {
         Self::with(&Config::default(), &options())
     }
+}
 
-    pub(crate) fn with(config: &Config, options: &Options) -> Self {
+impl Ground {
+    pub fn with(config: &Config, options: &Options) -> Self {
         let fabric = fabric();
         let side = |me| {
             Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap()
@@ -169,7 +167,7 @@ impl Ground {
     }
 
     /// Makes one direction anew.
-    pub(crate) fn connect(&mut self, from: usize, to: usize) -> Result<(), SubmitError> {
+    pub fn connect(&mut self, from: usize, to: usize) -> Result<(), SubmitError> {
         let link =
             self.sides[from].device.connect(&self.sides[to].device.address(), PeerId(to as u32))?;
         let way = self.ways.get_mut(&(from, to)).unwrap();
@@ -178,14 +176,14 @@ impl Ground {
     }
 
     /// Connects two ranks in both directions, after their connection has ended.
-    pub(crate) fn connect_again(&mut self, one: usize, other: usize) {
+    pub fn connect_again(&mut self, one: usize, other: usize) {
         self.ways.get_mut(&(other, one)).unwrap().link = None;
         self.connect(one, other).unwrap();
         self.connect(other, one).unwrap();
     }
 
     /// Has one rank release its link to the other, which still sends and hears of it.
-    pub(crate) fn let_go(&mut self, one: usize, of: usize) {
+    pub fn let_go(&mut self, one: usize, of: usize) {
         self.way(one, of).link = None;
         self.way(of, one).let_go = true;
         self.talk_until("it has let go", |ground| ground.ways[&(of, one)].down.is_some());
@@ -198,7 +196,7 @@ impl Ground {
     /// Lets every rank poll once, and checks the arrivals: whole, in order, once, and not after
     /// the end.
     #[track_caller]
-    pub(crate) fn step(&mut self) {
+    pub fn step(&mut self) {
         for at in 0..self.sides.len() {
             for event in self.sides[at].poll() {
                 match event {
@@ -240,7 +238,7 @@ impl Ground {
 
     /// Sends a message each way that is possible, and lets every rank poll.
     #[track_caller]
-    pub(crate) fn talk(&mut self) {
+    pub fn talk(&mut self) {
         for way in self.ways.values_mut() {
             let Some(link) = way.link.as_ref().filter(|_| way.down.is_none()) else { continue };
             // Some wait for others, though none follow: then for the poll.
@@ -261,7 +259,7 @@ impl Ground {
 
     /// Talks until something is so.
     #[track_caller]
-    pub(crate) fn talk_until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+    pub fn talk_until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
         let start = Instant::now();
         while !done(self) {
             self.talk();
@@ -285,7 +283,7 @@ impl Ground {
     /// Waits until `count` more messages, and all that were sent, arrive on every way that has not
     /// ended.
     #[track_caller]
-    pub(crate) fn all_go_on(&mut self, count: u64) {
+    pub fn all_go_on(&mut self, count: u64) {
         let until: Vec<(usize, usize, u64)> = self
             .ways
             .iter()
@@ -309,7 +307,7 @@ impl Ground {
     /// Checks that the connection of two ranks ends on both sides, and no other's. Returns what the
     /// first was told.
     #[track_caller]
-    pub(crate) fn only_these_end(&mut self, what: &str, one: usize, other: usize) -> DownCause {
+    pub fn only_these_end(&mut self, what: &str, one: usize, other: usize) -> DownCause {
         self.talk_until(what, |ground| {
             ground.ways[&(one, other)].down.is_some() && ground.ways[&(other, one)].down.is_some()
         });
@@ -320,12 +318,12 @@ impl Ground {
     }
 
     /// Returns `true` if anything has arrived since that way was made.
-    pub(crate) fn has_arrived(&self, from: usize, to: usize) -> bool {
+    pub fn has_arrived(&self, from: usize, to: usize) -> bool {
         self.ways[&(from, to)].got > 0
     }
 
     /// Polls until nothing has come for a while.
-    pub(crate) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         for _ in 0..200 {
             self.step();
             nics_go_on();
@@ -334,7 +332,7 @@ impl Ground {
 
     /// Sends one way until there is no room, while the receiver does not poll. Then nothing is in
     /// flight.
-    pub(crate) fn fill(&mut self, from: usize, to: usize) {
+    pub fn fill(&mut self, from: usize, to: usize) {
         let way = self.way(from, to);
         let link = way.link.clone().unwrap();
         let next =
@@ -350,7 +348,7 @@ impl Ground {
 
     /// Ends the connection of two ranks, unless it has ended.
     #[track_caller]
-    pub(crate) fn end_in_order(&mut self, one: usize, other: usize) {
+    pub fn end_in_order(&mut self, one: usize, other: usize) {
         for (goes, stays) in [(one, other), (other, one)] {
             let is_up = |way: &Way| way.link.is_some() && way.down.is_none();
             if is_up(&self.ways[&(goes, stays)]) && self.ways[&(stays, goes)].down.is_none() {
@@ -370,7 +368,7 @@ impl Ground {
 
     /// Ends the connection of two ranks while no rank sends, so that all receives are posted.
     #[track_caller]
-    pub(crate) fn end_in_silence(&mut self, one: usize, other: usize) {
+    pub fn end_in_silence(&mut self, one: usize, other: usize) {
         self.settle();
         self.way(one, other).link = None;
         self.way(other, one).let_go = true;
@@ -384,7 +382,7 @@ impl Ground {
 
     /// Checks that all ranks except `rank` go on with each other.
     #[track_caller]
-    pub(crate) fn the_others_go_on(&mut self, rank: usize, count: u64) {
+    pub fn the_others_go_on(&mut self, rank: usize, count: u64) {
         let others: Vec<_> =
             self.ways.keys().copied().filter(|(from, to)| *from != rank && *to != rank).collect();
         let until: Vec<_> = others.iter().map(|pair| self.ways[pair].got + count).collect();
@@ -395,7 +393,7 @@ impl Ground {
 
     /// Closes a rank's device, and checks that what it has sent arrives, and then its end.
     #[track_caller]
-    pub(crate) fn close_and_expect_everything(&mut self, rank: usize) {
+    pub fn close_and_expect_everything(&mut self, rank: usize) {
         std::thread::scope(|scope| {
             let device = self.sides[rank].device.clone();
             let closing = scope.spawn(move || device.close());
@@ -413,11 +411,33 @@ impl Ground {
 
     /// Waits until a connection of this rank ends, and returns the other rank of it.
     #[track_caller]
-    pub(crate) fn who_has_lost(&mut self, what: &str, rank: usize) -> usize {
+    pub fn who_has_lost(&mut self, what: &str, rank: usize) -> usize {
         let lost = |ground: &Self| {
             (0..3).filter(|to| *to != rank).find(|to| ground.ways[&(rank, *to)].down.is_some())
         };
         self.talk_until(what, |ground| lost(ground).is_some());
         lost(self).unwrap()
+    }
+
+    /// Rank 0 reports the end of rank 3, because of what it has done, and all others go on.
+    #[track_caller]
+    pub fn reports_the_attacker(&mut self, what: &str) -> DownCause {
+        let mut cause = None;
+        self.talk_until(what, |ground| {
+            ground.of_the_fourth.iter().any(|(_, event)| matches!(event, Heard::End(_)))
+        });
+        for (at, event) in self.of_the_fourth.drain(..) {
+            match event {
+                Heard::End(found) => {
+                    assert!(at == 0 && cause.is_none(), "{what}: {at} is told of {found}");
+                    cause = Some(found);
+                }
+                // What could still be a message is one, before the end.
+                Heard::Message => assert!(at == 0 && cause.is_none(), "{what}: after the end"),
+            }
+        }
+        self.all_go_on(5);
+        assert!(self.of_the_fourth.is_empty(), "{what}: {:?}", self.of_the_fourth);
+        cause.unwrap()
     }
 }

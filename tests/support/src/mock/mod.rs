@@ -2,15 +2,20 @@
 
 #![expect(unsafe_code, reason = "the mock's functions are looked up by name")]
 
-use carrack_transports::gpu::cuda::CudaDriver;
+use carrack::transports::gpu::cuda::CudaDriver;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles the mock, in a folder of its own so that two tests never write one file.
-pub(crate) fn library(test: &str, define: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test).join("stubs");
-    std::fs::create_dir_all(&folder).unwrap();
-    let (library, source) = (folder.join("libcuda.so"), folder.join("libcuda.c"));
+/// Returns the path of a test's mock. Its folder is its own: two tests never write one file.
+pub fn path(test: &str) -> PathBuf {
+    crate::built::folder().join("mocks").join(test).join("libcuda.so")
+}
+
+/// Compiles the mock.
+pub fn library(test: &str, define: &str) -> PathBuf {
+    let library = path(test);
+    let (folder, source) = (library.parent().unwrap(), library.with_extension("c"));
+    std::fs::create_dir_all(folder).unwrap();
     std::fs::write(&source, include_str!("libcuda.c")).unwrap();
     let parts = [
         ("alone.h", include_str!("alone.h")),
@@ -27,13 +32,13 @@ pub(crate) fn library(test: &str, define: &str) -> PathBuf {
 }
 
 /// Opens the driver of a mock's library, or of a file that is no driver.
-pub(crate) fn open(library: &Path) -> CudaDriver {
+pub fn open(library: &Path) -> CudaDriver {
     // SAFETY: the mock's calls are such as the driver's; other libraries lack the first of them.
     unsafe { CudaDriver::at(library) }
 }
 
 /// Returns one of the mock's own words.
-pub(crate) fn word(library: &Path, name: &str) -> i32 {
+pub fn word(library: &Path, name: &str) -> i32 {
     // SAFETY: the mock's functions take nothing and return an int; opening it a second time is
     // opening it again.
     unsafe {
