@@ -7,10 +7,10 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use fs_err as fs;
+use parking_lot::Mutex;
 
 use crate::{ChildError, Running, Stream, read};
 

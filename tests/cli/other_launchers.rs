@@ -10,6 +10,7 @@ use carrack::bootstrap::Source;
 use carrack::bootstrap::pmi::Reply;
 use carrack::settings::Settings;
 use children::Running;
+use parking_lot::Mutex;
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read, Write};
@@ -18,7 +19,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ impl Server {
                 (_, "get_my_kvsname") => "rc=0 kvsname=kvs_ä cmd=my_kvsname".into(),
                 (_, "put") => {
                     assert_eq!(field("kvsname"), "kvs_ä");
-                    self.table.lock().unwrap().insert(field("key"), field("value"));
+                    self.table.lock().insert(field("key"), field("value"));
                     "cmd=put_result rc=0".into()
                 }
                 (_, "barrier_in") => {
@@ -84,7 +85,7 @@ impl Server {
                 (_, "get") if field("key") == "PMI_process_mapping" => {
                     "cmd=get_result rc=0 value=(vector,(0,2,2))".into()
                 }
-                (_, "get") => match self.table.lock().unwrap().get(&field("key")) {
+                (_, "get") => match self.table.lock().get(&field("key")) {
                     Some(value) => format!("cmd=get_result value={value} rc=0"),
                     None => "cmd=get_result rc=1".into(),
                 },

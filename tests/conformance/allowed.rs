@@ -13,7 +13,7 @@ use carrack::{
     AwaitError, Counter, Handler, Matching, Outcome, PostError, Rank, RemoteComp, RetryReason,
     Runtime, Status, Tag, UserContext,
 };
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -246,7 +246,7 @@ impl Bench {
         std::sync::Arc::new_cyclic(|bench: &std::sync::Weak<Self>| {
             let bench = bench.clone();
             let tell = Handler::new(move |status| {
-                bench.upgrade().unwrap().told.lock().unwrap().push(status);
+                bench.upgrade().unwrap().told.lock().push(status);
             });
             let name = ground.ranks[1].register_comp(&tell).unwrap();
             let filler = ground.ranks[1].register_comp(&Counter::new()).unwrap();
@@ -363,7 +363,7 @@ impl<'a> Run<'a> {
             assert!(matches!(refused, Err(PostError::NoCompletion(_))), "{refused:?}");
         }
         settle(self.bench.ranks());
-        assert!(self.bench.told.lock().unwrap().is_empty());
+        assert!(self.bench.told.lock().is_empty());
         assert_eq!(self.comp.as_ref().map_or(0, |comp| comp.count() + comp.failed()), 0);
     }
 
@@ -552,7 +552,7 @@ impl<'a> Run<'a> {
     /// Returns `true` if the operation has had its effect.
     fn has_effect(&self) -> bool {
         let is_put = matches!(self.case.operation, Put { .. });
-        let is_told = !self.tells() || !self.bench.told.lock().unwrap().is_empty();
+        let is_told = !self.tells() || !self.bench.told.lock().is_empty();
         let is_met = self.bench.ranks()[1].default_matching_engine().waiting() == (0, 0);
         let is_free = self.case.room != Room::NoOffer || self.fillers.count() == 2 * self.offers();
         let is_send = matches!(self.case.operation, Send { .. });
@@ -564,7 +564,7 @@ impl<'a> Run<'a> {
 
     /// Checks that the operation had its effect exactly once.
     fn check_effect(&self) {
-        let told = std::mem::take(&mut *self.bench.told.lock().unwrap());
+        let told = std::mem::take(&mut *self.bench.told.lock());
         let tells = self.tells();
         assert_eq!(told.len(), usize::from(tells), "{told:?}");
         if let Some(status) = told.first() {

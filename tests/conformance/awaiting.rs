@@ -7,10 +7,11 @@ use carrack::{
     AwaitError, Counter, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
     Tag,
 };
+use parking_lot::Mutex;
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -329,14 +330,12 @@ fn blocking_on_a_future_in_a_handler_is_an_error<J: Job>() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let (rank, seen) = (ranks[1].clone(), seen.clone());
-        Handler::new(move |_| {
-            seen.lock().unwrap().push(rank.block_on(async {}).unwrap_err().to_string())
-        })
+        Handler::new(move |_| seen.lock().push(rank.block_on(async {}).unwrap_err().to_string()))
     };
     let name = ranks[1].register_comp(&handler).unwrap();
     sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).try_submit());
-    until(&ranks, || seen.lock().unwrap().len() == 1);
-    assert!(seen.lock().unwrap()[0].contains("handler"));
+    until(&ranks, || seen.lock().len() == 1);
+    assert!(seen.lock()[0].contains("handler"));
 }
 
 fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
@@ -344,9 +343,7 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     let (count, bytes) = (Counter::new(), Arc::new(Mutex::new(Vec::new())));
     let echo = {
         let bytes = bytes.clone();
-        Handler::new(move |status: Status| {
-            bytes.lock().unwrap().push(status.bytes().unwrap().to_vec())
-        })
+        Handler::new(move |status: Status| bytes.lock().push(status.bytes().unwrap().to_vec()))
     };
     let name = ranks[1].register_comp(&echo).unwrap();
     let sent = |size: usize| {
@@ -356,12 +353,12 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     sizes.into_iter().for_each(sent);
     // Only the two threads make progress.
     let start = std::time::Instant::now();
-    while count.get() < 4 || bytes.lock().unwrap().len() < 4 {
+    while count.get() < 4 || bytes.lock().len() < 4 {
         assert!(start.elapsed() < LIMIT, "nobody makes progress");
         std::thread::sleep(Duration::from_millis(1));
     }
     let want: Vec<_> = sizes.into_iter().map(|size| pattern(2, size)).collect();
-    assert_eq!(*bytes.lock().unwrap(), want);
+    assert_eq!(*bytes.lock(), want);
     // Calls of the program's are welcome, too.
     let arrived = Synchronizer::new(1);
     let recv = ranks[1].post_recv(Rank(0), vec![0; 2], Tag(1)).comp(&arrived).try_submit().unwrap();

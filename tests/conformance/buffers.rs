@@ -9,7 +9,8 @@ use carrack::settings::TransportChoice;
 use carrack::{
     AwaitError, Buffer, Handler, OpError, Outcome, PostError, Rank, Status, Tag, UserContext,
 };
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 crate::support::over_each_transport!(
     a_list_of_buffers_is_sent_as_one_message_and_comes_back,
@@ -193,7 +194,7 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
     let kept = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let kept = kept.clone();
-        Handler::of_loans(move |status: Status| kept.lock().unwrap().push(status))
+        Handler::of_loans(move |status: Status| kept.lock().push(status))
     };
     let name = ranks[1].register_comp(&handler).unwrap();
     let mut lent = 0;
@@ -201,8 +202,8 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
         for size in [8, 100, 3000, 8192] {
             let payload = pattern(round, size);
             sent(&ranks, || ranks[0].post_am(Rank(1), &payload[..], name).try_submit());
-            until(&ranks, || kept.lock().unwrap().len() == 1);
-            let status = kept.lock().unwrap().pop().unwrap();
+            until(&ranks, || kept.lock().len() == 1);
+            let status = kept.lock().pop().unwrap();
             assert_eq!(status.buffer.to_vec().unwrap(), payload);
             let mut part = [0; 4];
             assert_eq!(status.buffer.copy_to(&mut part).unwrap(), 4);
@@ -226,9 +227,9 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
             posted += 1;
         }
         settle(&ranks);
-        assert_eq!((posted, kept.lock().unwrap().len()), (2, 2));
-        kept.lock().unwrap().clear();
+        assert_eq!((posted, kept.lock().len()), (2, 2));
+        kept.lock().clear();
         sent(&ranks, || ranks[0].post_am(Rank(1), &payload[..], name).try_submit());
-        until(&ranks, || kept.lock().unwrap().len() == 1);
+        until(&ranks, || kept.lock().len() == 1);
     }
 }

@@ -13,8 +13,9 @@ use carrack::{
     Buffer, CollectiveError, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError,
     Rank, RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
 };
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 over_each_transport!(
@@ -102,7 +103,7 @@ impl Completion for Stubborn {
         if !self.open.load(Ordering::SeqCst) {
             return Err(status);
         }
-        self.taken.lock().unwrap().push(status);
+        self.taken.lock().push(status);
         Ok(())
     }
 }
@@ -125,7 +126,7 @@ fn a_status_that_found_no_room_is_tried_once_more_at_the_end<J: Job>() {
     while one.progress().is_ok() {}
     stubborn.open.store(true, Ordering::SeqCst);
     drop(one);
-    let taken = stubborn.taken.lock().unwrap();
+    let taken = stubborn.taken.lock();
     let tags: Vec<u64> = taken.iter().map(|status| status.tag.0).collect();
     assert_eq!(tags.len(), 3, "each operation ends once, at the latest with its runtime: {tags:?}");
 }
@@ -263,7 +264,7 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
     let told = Arc::new(Mutex::new(None));
     let (weak, tell) = (one.clone(), told.clone());
     let ended = Handler::new(move |status: Status| {
-        *tell.lock().unwrap() = Some((weak.peer_state(Rank(0)), status));
+        *tell.lock() = Some((weak.peer_state(Rank(0)), status));
     });
     let mut offer = one.post_send(Rank(0), vec![1; 100_000], Tag(1)).comp(&ended);
     assert!(posted(&ranks, || offer.try_submit()).is_posted());
@@ -282,8 +283,8 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
     until(&ranks, || {
         is_refused("a message", one.post_am(Rank(0), b"x", RemoteComp(0)).try_submit())
     });
-    until(&ranks, || told.lock().unwrap().is_some());
-    let (state, status) = told.lock().unwrap().take().unwrap();
+    until(&ranks, || told.lock().is_some());
+    let (state, status) = told.lock().take().unwrap();
     assert_down(status, Rank(0));
     assert!(is_down(&state), "its handler was told that it is gone, and it is {state:?}");
     assert_eq!(one.pending().down, [Rank(0)]);

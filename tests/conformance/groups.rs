@@ -7,7 +7,8 @@ use carrack::settings::SettingsBuilder;
 use carrack::{
     CollectiveError, Group, GroupError, Handler, ProgressError, Rank, Runtime, Tag, WaitError,
 };
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 crate::support::over_each_transport!(
@@ -133,9 +134,9 @@ fn nobody_leaves_a_barrier_before_the_last_has_come<J: Job>() {
                 if round as u32 % size == rank.rank().0 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                inside.lock().unwrap()[round] += 1;
+                inside.lock()[round] += 1;
                 rank.barrier().unwrap();
-                assert_eq!(inside.lock().unwrap()[round], size, "in round {round} of {size} ranks");
+                assert_eq!(inside.lock()[round], size, "in round {round} of {size} ranks");
             }
         });
     }
@@ -338,12 +339,11 @@ fn a_collective_that_is_refused_in_a_handler_has_not_begun<J: Job>() {
             if me == Rank(0) {
                 let (errors, in_handler) = (Arc::<Mutex<Vec<_>>>::default(), world.clone());
                 let told = errors.clone();
-                let handler =
-                    Handler::new(move |_| told.lock().unwrap().extend(refused(&in_handler).err()));
+                let handler = Handler::new(move |_| told.lock().extend(refused(&in_handler).err()));
                 rank.post_recv(me, vec![0], Tag(7)).comp(&handler).submit().unwrap();
                 assert!(rank.post_send(me, b"x", Tag(7)).submit().is_ok());
-                rank.wait(|| !errors.lock().unwrap().is_empty()).unwrap();
-                let error = errors.lock().unwrap().pop();
+                rank.wait(|| !errors.lock().is_empty()).unwrap();
+                let error = errors.lock().pop();
                 assert!(
                     matches!(
                         error,

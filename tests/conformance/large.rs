@@ -12,7 +12,8 @@ use carrack::{
     AsCompletion, Buffer, Completion, OpError, Outcome, ProgressError, Rank, RemoteComp, Runtime,
     Status, Tag, UserContext,
 };
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 crate::support::over_each_transport!(
     large_messages_arrive_to_the_last_byte_whoever_was_first,
@@ -193,12 +194,12 @@ struct Placing {
 
 impl Completion for Placing {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        self.arrived.lock().unwrap().push(status);
+        self.arrived.lock().push(status);
         Ok(())
     }
 
     fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
-        self.asked.lock().unwrap().push((from, tag, size));
+        self.asked.lock().push((from, tag, size));
         Some(Buffer::Vec(vec![0x55; self.room]))
     }
 }
@@ -209,7 +210,7 @@ struct ReadOnly(Mutex<Vec<Status>>);
 
 impl Completion for ReadOnly {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        self.0.lock().unwrap().push(status);
+        self.0.lock().push(status);
         Ok(())
     }
 
@@ -226,8 +227,8 @@ fn a_large_active_message_does_not_land_in_memory_that_cannot_be_written<J: Job>
         for size in [40_000, 3_000_000] {
             let payload = pattern(3, size);
             sent(&ranks, || ranks[0].post_am(Rank(1), payload.clone(), name).try_submit());
-            until(&ranks, || !object.0.lock().unwrap().is_empty());
-            let status = object.0.lock().unwrap().pop().unwrap();
+            until(&ranks, || !object.0.lock().is_empty());
+            let status = object.0.lock().pop().unwrap();
             assert_eq!(status.bytes().unwrap(), payload);
         }
         ranks[1].deregister_comp(name).unwrap();
@@ -246,9 +247,9 @@ fn a_large_active_message_lands_where_its_completion_object_says<J: Job>() {
             sent(&ranks, || {
                 ranks[0].post_am(Rank(1), payload.clone(), name).tag(Tag(4)).try_submit()
             });
-            until(&ranks, || !placing.arrived.lock().unwrap().is_empty());
-            assert_eq!(*placing.asked.lock().unwrap(), [(Rank(0), Tag(4), 40_000)]);
-            let status = placing.arrived.lock().unwrap().pop().unwrap();
+            until(&ranks, || !placing.arrived.lock().is_empty());
+            assert_eq!(*placing.asked.lock(), [(Rank(0), Tag(4), 40_000)]);
+            let status = placing.arrived.lock().pop().unwrap();
             assert_eq!(status.bytes().unwrap(), payload);
             let whole = status.buffer.to_vec().unwrap();
             assert_eq!(whole.len(), if room >= 40_000 { room } else { 40_000 });

@@ -10,8 +10,9 @@ use carrack::{
     AwaitError, Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, RemoteKey,
     Runtime, Status, Tag, UserContext,
 };
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 crate::support::over_each_transport!(
     what_is_put_is_there_and_what_is_there_is_got,
@@ -427,14 +428,14 @@ fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_b
         let handler = {
             let (zero, seen) = (zero.clone(), seen.clone());
             Handler::new(move |_| {
-                *seen.lock().unwrap() = Some(zero.post_fetch_add(Rank(1), &rmr, 0, 5).wait());
+                *seen.lock() = Some(zero.post_fetch_add(Rank(1), &rmr, 0, 5).wait());
             })
         };
         let name = zero.register_comp(&handler).unwrap();
         let _ = posted(&ground.ranks, || zero.post_am(Rank(0), b"go", name).try_submit());
-        until(&ground.ranks, || seen.lock().unwrap().is_some());
+        until(&ground.ranks, || seen.lock().is_some());
         settle(&ground.ranks);
-        let outcome = seen.lock().unwrap().take().unwrap();
+        let outcome = seen.lock().take().unwrap();
         let held = ground.region.fetch_add(0, 0).unwrap();
         match way {
             Way::Mapped => {

@@ -4,9 +4,10 @@ use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::{CompQueue, Handler, Matching, Outcome, Rank, RetryReason, Tag};
+use parking_lot::Mutex;
 use rand::Rng;
 use rand::seq::SliceRandom;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 over_each_transport!(
     ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_were_sent,
@@ -86,7 +87,7 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
     let handler = {
         let (next, sizes) = (next.clone(), sizes.clone());
         Handler::new(move |status| {
-            let mut next = next.lock().unwrap();
+            let mut next = next.lock();
             assert_eq!(status.tag, Tag(*next));
             assert_eq!(status.bytes().unwrap(), pattern(*next, sizes[*next as usize]));
             *next += 1;
@@ -100,9 +101,9 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
             ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).more(more).try_submit()
         });
     }
-    until(&ranks, || *next.lock().unwrap() == COUNT);
+    until(&ranks, || *next.lock() == COUNT);
     settle(&ranks);
-    assert_eq!(*next.lock().unwrap(), COUNT);
+    assert_eq!(*next.lock(), COUNT);
 }
 
 fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {

@@ -10,9 +10,10 @@ use carrack::{
     AsCompletion, AwaitError, CompQueue, Handler, Matching, OpError, Outcome, PostError,
     ProgressError, Rank, Runtime, Synchronizer, Tag, UserContext,
 };
+use parking_lot::Mutex;
 use std::future::IntoFuture;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 over_each_transport!(
     a_message_longer_than_its_receive_fails_there_and_writes_nothing,
@@ -377,7 +378,7 @@ fn a_handler_may_post_and_may_neither_call_progress_nor_block<J: Job>() {
     let handler = {
         let (rank, seen) = (ranks[1].clone(), seen.clone());
         Handler::new(move |status| {
-            let mut seen = seen.lock().unwrap();
+            let mut seen = seen.lock();
             seen.push(rank.progress().unwrap_err().to_string());
             let blocking = rank.post_send(Rank(0), b"x", Tag(1)).wait();
             seen.push(blocking.unwrap_err().to_string());
@@ -395,7 +396,7 @@ fn a_handler_may_post_and_may_neither_call_progress_nor_block<J: Job>() {
         (status.rank, status.tag, status.bytes().unwrap()),
         (Rank(1), Tag(42), &b"ping"[..])
     );
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock();
     assert_eq!(seen[0], ProgressError::InHandler.to_string());
     assert_eq!(seen[1], PostError::WouldBlock.to_string());
     assert_eq!(seen[2], PostError::WouldBlock.to_string());

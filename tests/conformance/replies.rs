@@ -9,8 +9,9 @@ use carrack::{
     Buffer, Completion, Counter, Handler, Matching, OpError, PostError, ProgressError, Rank,
     RemoteComp, Runtime, Status, Tag,
 };
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 over_each_transport!(
@@ -284,7 +285,7 @@ fn ends_late<R: Send + 'static>(
     let (sees, own) = (seen.clone(), runtime.clone());
     let then = move |status: Status| {
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(_))), "{status:?}");
-        *sees.lock().unwrap() = Some(look(&own));
+        *sees.lock() = Some(look(&own));
     };
     let object: Arc<dyn Completion> =
         Arc::new(Hesitant { has_refused: AtomicBool::new(false), then });
@@ -293,7 +294,7 @@ fn ends_late<R: Send + 'static>(
     loop {
         // It reports that the object has no room.
         let _ = runtime.progress();
-        if let Some(seen) = seen.lock().unwrap().take() {
+        if let Some(seen) = seen.lock().take() {
             return seen;
         }
     }

@@ -13,11 +13,12 @@ use carrack::transports::contract::{
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::tcp::address::Address;
 use carrack::transports::tcp::{Options, Tcp};
+use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 /// Forwards connections until they are cut.
@@ -39,7 +40,7 @@ impl Relay {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     std::thread::spawn(move || forward(from, to));
                 }
-                all.lock().unwrap().extend([near, far]);
+                all.lock().extend([near, far]);
             }
         });
         Self { at, open }
@@ -47,7 +48,7 @@ impl Relay {
 
     /// Ends all connections.
     fn cut(&self) {
-        for stream in self.open.lock().unwrap().drain(..) {
+        for stream in self.open.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

@@ -10,7 +10,8 @@ use carrack::{
     AsCompletion, Buffer, Completion, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer,
     Tag,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 const LEN: usize = (4 << 30) + 1;
@@ -22,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Lets one test run at a time, and only where there is the memory. `None`: the test is skipped.
 fn room(test: &str) -> Option<(Watchdog, MutexGuard<'static, ()>)> {
     static ONE: Mutex<()> = Mutex::new(());
-    let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = ONE.lock();
     let told = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     let available = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
@@ -196,7 +197,7 @@ struct Placing {
 
 impl Completion for Placing {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        *self.arrived.lock().unwrap() = Some(status);
+        *self.arrived.lock() = Some(status);
         Ok(())
     }
 
@@ -226,8 +227,8 @@ impl One<'_> {
                 runtime.progress().unwrap();
             }
             let status = if is_am {
-                wait(runtime, &|| placing.arrived.lock().unwrap().is_some());
-                placing.arrived.lock().unwrap().take().unwrap()
+                wait(runtime, &|| placing.arrived.lock().is_some());
+                placing.arrived.lock().take().unwrap()
             } else {
                 wait(runtime, &|| over.test());
                 over.take().unwrap().remove(0)

@@ -14,8 +14,9 @@ use carrack::{
     Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank,
     RemoteKey, Runtime, Status, Synchronizer, Tag,
 };
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The rank that is killed.
@@ -224,7 +225,7 @@ fn all_to_all(me: &Me) {
     let handler = {
         let got = got.clone();
         Handler::new(move |status| {
-            let mut got = got.lock().unwrap();
+            let mut got = got.lock();
             let next = &mut got[status.rank.0 as usize];
             assert_eq!(status.tag, Tag(*next), "in order");
             let seed = u64::from(status.rank.0) << 32 | *next;
@@ -262,7 +263,7 @@ fn all_to_all(me: &Me) {
             assert_eq!(status.bytes().unwrap(), pattern(!seed, (seed % 500) as usize));
             met += 1;
         }
-        met == EACH * u64::from(size) && got.lock().unwrap().iter().all(|got| *got == EACH)
+        met == EACH * u64::from(size) && got.lock().iter().all(|got| *got == EACH)
     });
     // No rank leaves before all are done.
     me.runtime.barrier().unwrap();

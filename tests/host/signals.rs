@@ -8,10 +8,11 @@ use carrack::buffer::Region;
 use carrack::settings::DumpChoice;
 use carrack::{Counter, Handler, Mr, Rank, RemoteKey, Runtime, Status, Tag};
 use carrack_simulators::nic::go_round;
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use signal_hook::consts::SIGUSR1;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const ROLE: &str = "SIGNALS_ROLE";
 
@@ -62,11 +63,11 @@ fn is_given_back(signalled: bool) -> bool {
     let registered: Arc<Mutex<Option<Mr>>> = Arc::default();
     let mr = zero.register_memory(&region).unwrap();
     let rmr = RemoteKey::from_bytes(&mr.remote_key().to_bytes()).unwrap();
-    *registered.lock().unwrap() = Some(mr);
+    *registered.lock() = Some(mr);
     drop(region);
     let ends = {
         let registered = registered.clone();
-        Handler::new(move |_: Status| drop(registered.lock().unwrap().take()))
+        Handler::new(move |_: Status| drop(registered.lock().take()))
     };
     let name = zero.register_comp(&ends).unwrap();
     let sink = Sink::keeping();
@@ -84,10 +85,7 @@ fn is_given_back(signalled: bool) -> bool {
         signal_hook::low_level::raise(SIGUSR1).unwrap();
     }
     zero.progress().unwrap();
-    assert!(
-        registered.lock().unwrap().is_none(),
-        "the handler was not called by the first progress"
-    );
+    assert!(registered.lock().is_none(), "the handler was not called by the first progress");
     happens(&ranks, LIMIT / 10, || {
         go_round();
         weak.is_gone()

@@ -15,7 +15,8 @@ use carrack_transports::gpu::copier::{
 };
 use carrack_transports::gpu::cuda::{COPIER_KERNEL as KERNEL, COPIER_THREADS as THREADS};
 use carrack_transports::gpu::{CopierState, GpuError};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ impl Launcher for Launch {
         let (program, board) = (Arc::clone(&self.program), Arc::clone(&self.board));
         let lease = u64::try_from(self.lease.as_nanos()).unwrap();
         let parameters = [self.address_of_board(), generation, lease, 4 * lease];
-        let mut last = self.last.lock().unwrap();
+        let mut last = self.last.lock();
         let before = last.take();
         *last = Some(std::thread::spawn(move || {
             // In order, as on one stream.
@@ -52,7 +53,7 @@ impl Launcher for Launch {
     }
 
     fn are_over(&self) -> Result<bool, GpuError> {
-        Ok(self.last.lock().unwrap().as_ref().is_none_or(JoinHandle::is_finished))
+        Ok(self.last.lock().as_ref().is_none_or(JoinHandle::is_finished))
     }
 
     fn pause(&self) {

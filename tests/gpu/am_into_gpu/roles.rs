@@ -11,7 +11,8 @@ use carrack::{
     Buffer, Device, Handler, OpError, PostError, ProgressError, Rank, RemoteComp, Runtime, Status,
     Synchronizer, Tag,
 };
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// In place, in one slot and in several, in a chunk, as long as a packet, and longer.
 pub(crate) const SIZES: [usize; 12] =
@@ -58,12 +59,12 @@ impl Came {
     pub(crate) fn register(runtime: &Runtime) -> (Self, RemoteComp) {
         let came = Self::default();
         let into = came.clone();
-        let handler = Handler::new(move |status| into.0.lock().unwrap().push(status));
+        let handler = Handler::new(move |status| into.0.lock().push(status));
         (came, runtime.register_comp(&handler).unwrap())
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.0.lock().unwrap().len()
+        self.0.lock().len()
     }
 
     pub(crate) fn wait(&self, runtime: &Runtime, count: usize) {
@@ -71,7 +72,7 @@ impl Came {
     }
 
     pub(crate) fn take(&self) -> Vec<Status> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -217,7 +218,7 @@ pub(crate) fn order(runtime: &Runtime) {
     let handler = {
         let next = next.clone();
         Handler::new(move |status| {
-            let mut next = next.lock().unwrap();
+            let mut next = next.lock();
             assert_eq!((status.tag, status.size), (Tag(*next), size(*next)));
             if next.is_multiple_of(7) {
                 assert_eq!(wrong(&status.buffer.to_vec().unwrap(), *next, 0), None);
@@ -239,7 +240,7 @@ pub(crate) fn order(runtime: &Runtime) {
         return;
     }
     // A handler that panicked would be an error of progress.
-    runtime.wait_for(PATIENCE, || *next.lock().unwrap() == COUNT).unwrap();
+    runtime.wait_for(PATIENCE, || *next.lock() == COUNT).unwrap();
 }
 
 /// Runs the role: a large message finds no room where it is to go. Both sides are told, and the

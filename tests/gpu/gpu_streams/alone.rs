@@ -11,9 +11,10 @@ use carrack::transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack::transports::mem::Region;
 use carrack::{Buffer, CompQueue, OpError, PostError, Rank, Runtime, StreamCounter, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Tests of one process share its contexts, and so the streams that may wait: they come one after
@@ -35,7 +36,7 @@ impl Ground {
     }
 
     fn over(what: &str, driver: Arc<dyn Driver>) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.lock();
         let start = |bootstrap| {
             let builder =
                 Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver.clone());

@@ -10,7 +10,8 @@ use carrack::settings::AutoChoice;
 use carrack::transports::gpu::HandleForm;
 use carrack::{Handler, Rank, Runtime, Tag};
 use carrack_simulators::gpu::FakeConfig;
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// gpu.md, legacy IPC rule 5.
 #[test]
@@ -221,7 +222,7 @@ pub(crate) fn handler(role: &Role) {
         let (kept, calls) = (told.clone(), (allocator.clone(), allocator.pool(BLOCK).unwrap()));
         let handler = Handler::new(move |_| {
             let (allocator, pool) = &calls;
-            let mut told = kept.lock().unwrap();
+            let mut told = kept.lock();
             told.push(allocator.allocate(100).err());
             told.push(allocator.pool(BLOCK).err());
             told.push(pool.allocate(100).err());
@@ -231,8 +232,8 @@ pub(crate) fn handler(role: &Role) {
         let mut received = runtime.post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&handler);
         received.submit().unwrap();
         let shared = allocator.allocate(1000).unwrap();
-        runtime.wait_for(PATIENCE, || told.lock().unwrap().len() == 5).unwrap();
-        let told = told.lock().unwrap();
+        runtime.wait_for(PATIENCE, || told.lock().len() == 5).unwrap();
+        let told = told.lock();
         assert!(
             told.iter().all(|why| matches!(why, Some(SharedAllocError::InHandler))),
             "{told:?}"

@@ -15,8 +15,9 @@ use carrack::{
 };
 use carrack_simulators::gpu::Held;
 use carrack_simulators::nic::FABRIC_VARIABLE;
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 const SHM: u64 = 0;
@@ -68,7 +69,7 @@ pub(crate) fn rank(role: &Role) {
         (Arc::new(Mutex::new(Vec::new())), CompQueue::new(16), Counter::new());
     let lent = {
         let kept = kept.clone();
-        Handler::of_loans(move |status| kept.lock().unwrap().push(status))
+        Handler::of_loans(move |status| kept.lock().push(status))
     };
     let names = Names {
         lent: runtime.register_comp(&lent).unwrap(),
@@ -129,8 +130,8 @@ impl Objects {
         let gpu = &gpus.all[0];
         let here = std::slice::from_ref(runtime);
         // A message on loan, and one in a packet.
-        until(here, || kept.lock().unwrap().len() == 1 && !queue.is_empty());
-        let statuses = [kept.lock().unwrap().pop().unwrap(), queue.pop().unwrap()];
+        until(here, || kept.lock().len() == 1 && !queue.is_empty());
+        let statuses = [kept.lock().pop().unwrap(), queue.pop().unwrap()];
         // Memory that the peer can reach, and memory of the peer's.
         let regions = [runtime.allocate(64).unwrap(), Region::host(64), gpus.plain(MAPPED)];
         let registered =

@@ -48,7 +48,7 @@ fn reads(play: &Play, reading: impl Fn(usize) -> Outcome + Send + Sync + 'static
 /// Gives the runtime once, so that the peer does not keep it.
 fn once(play: &Play) -> impl Fn() -> Option<Runtime> + Send + Sync + 'static {
     let kept = Mutex::new(Some(play.runtime().clone()));
-    move || kept.lock().unwrap().take()
+    move || kept.lock().take()
 }
 
 fn receives(play: &Play, size: usize, tag: u64, over: &Sink) {
@@ -65,14 +65,14 @@ fn a_message_that_is_being_copied_counts() {
     reads(&play, move |_| {
         if let Some(runtime) = runtime() {
             let device = runtime.default_device();
-            *note.lock().unwrap() = Some(elsewhere(|| runtime.test_drained(device)));
+            *note.lock() = Some(elsewhere(|| runtime.test_drained(device)));
         }
         Ok(())
     });
     receives(&play, 20_000, 1, &over);
     play.peer.offers((5, 1), 20_000, 0x1000);
     play.until(|| over.count() > 0);
-    assert_eq!(*found.lock().unwrap(), Some(false), "it has completed, says the other thread");
+    assert_eq!(*found.lock(), Some(false), "it has completed, says the other thread");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn the_buffer_of_a_message_that_its_sender_writes_stays_when_the_sender_goes() {
             if let Some(runtime) = runtime() {
                 let peer = peer.upgrade().unwrap();
                 let turn = peer.took_one(HELP).word(1) as u32;
-                *took.lock().unwrap() = splits.0.take_back(turn, 8, 1);
+                *took.lock() = splits.0.take_back(turn, 8, 1);
                 if early {
                     elsewhere(|| {
                         peer.goes();
@@ -207,7 +207,7 @@ fn the_buffer_of_a_message_that_its_sender_writes_stays_when_the_sender_goes() {
         drop(region);
         play.peer.offers((5, 1), LARGE, 0x1000);
         if !early {
-            play.until(|| piece.lock().unwrap().is_some());
+            play.until(|| piece.lock().is_some());
             step(&play.ranks);
             assert_eq!(over.count(), 0, "its sender writes");
             play.peer.goes();
@@ -216,7 +216,7 @@ fn the_buffer_of_a_message_that_its_sender_writes_stays_when_the_sender_goes() {
         let mut ended = over.take();
         assert_eq!(ended.len(), 1);
         let status = ended.pop().unwrap();
-        assert!(piece.lock().unwrap().is_some(), "it has not begun");
+        assert!(piece.lock().is_some(), "it has not begun");
         let error = status.error.as_deref();
         assert!(matches!(error, Some(OpError::PeerDown { .. })), "{error:?}");
         drop(status);
@@ -261,7 +261,7 @@ fn a_handler_of_a_message_that_came_alone_receives_another_that_waits() {
     let (play, over) = (Play::new(), Arc::new(Sink::keeping()));
     reads(&play, |_| Ok(()));
     play.peer.offers((6, 2), 50_000, 0x1000);
-    play.until(|| play.peer.coming.lock().unwrap().is_empty());
+    play.until(|| play.peer.coming.lock().is_empty());
     step(&play.ranks);
     let (runtime, sink) = (once(&play), over.clone());
     let handler = carrack::Handler::new(move |status: carrack::Status| {

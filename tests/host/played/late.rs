@@ -43,7 +43,7 @@ impl PeerMemory for Helping {
         let help = peer.took(HELP);
         if let [help] = &help[..] {
             let turn = help.word(1) as u32;
-            *self.piece.lock().unwrap() = self.splits.0.take_back(turn, UNITS, 1);
+            *self.piece.lock() = self.splits.0.take_back(turn, UNITS, 1);
         }
         let bytes = vec![7; to.len()];
         copy_now(to, MemRef::host(&bytes)).unwrap();
@@ -99,7 +99,7 @@ impl Late {
         play.peer.offers((5, 1), LARGE, 0x1000);
         play.until(|| over.count() > 0);
         is_late(&over.take().pop().unwrap());
-        let has_begun = memory.piece.lock().unwrap().is_some();
+        let has_begun = memory.piece.lock().is_some();
         has_begun.then_some(Self { play, memory, buffer })
     }
 
@@ -119,7 +119,7 @@ fn the_buffer_of_a_late_receive_is_freed_when_its_sender_is_done_with_it() {
     let _watchdog = Watchdog::over("a late receive");
     let late = Late::new();
     assert!(!late.is_over() && !late.buffer.is_gone(), "its sender writes");
-    late.memory.splits.0.note_written(late.memory.piece.lock().unwrap().unwrap());
+    late.memory.splits.0.note_written(late.memory.piece.lock().unwrap());
     late.play.until(|| late.is_over());
     assert!(late.buffer.is_gone());
     assert!(late.play.peer.has_taken(FIN), "its sender is told");

@@ -18,9 +18,10 @@ use carrack::transports::contract::{
 use carrack::transports::mem::copy::copy_now;
 use carrack::transports::mem::{Buffer, MemMut, PacketSource, SmallBytes};
 use carrack::{Runtime, RuntimeBuilder};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The peer. The runtime is rank 0.
 const PEER: PeerId = PeerId(1);
@@ -98,7 +99,7 @@ impl Peer {
     }
 
     fn brings(&self, event: Event) {
-        self.coming.lock().unwrap().push_back(event);
+        self.coming.lock().push_back(event);
     }
 
     fn goes(&self) {
@@ -110,22 +111,22 @@ impl Peer {
         &self,
         taking: impl Fn(&Message) -> Result<Submit, SubmitError> + Send + Sync + 'static,
     ) {
-        *self.taking.lock().unwrap() = Some(Arc::new(taking));
+        *self.taking.lock() = Some(Arc::new(taking));
     }
 
     fn exposes(&self, exposing: impl Fn(Buffer) -> Shown + Send + Sync + 'static) {
-        *self.exposing.lock().unwrap() = Some(Arc::new(exposing));
+        *self.exposing.lock() = Some(Arc::new(exposing));
     }
 
     /// Returns the messages of a kind that it has taken, and forgets all.
     fn took(&self, kind: u64) -> Vec<Message> {
-        let taken = std::mem::take(&mut *self.taken.lock().unwrap());
+        let taken = std::mem::take(&mut *self.taken.lock());
         taken.into_iter().filter(|message| message.kind() == kind).collect()
     }
 
     /// Returns `true` if it has taken a message of a kind.
     fn has_taken(&self, kind: u64) -> bool {
-        self.taken.lock().unwrap().iter().any(|message| message.kind() == kind)
+        self.taken.lock().iter().any(|message| message.kind() == kind)
     }
 
     fn took_one(&self, kind: u64) -> Message {
@@ -173,8 +174,8 @@ impl Play {
 impl Drop for Play {
     fn drop(&mut self) {
         // They may hold the runtime.
-        *self.peer.taking.lock().unwrap() = None;
-        *self.peer.exposing.lock().unwrap() = None;
+        *self.peer.taking.lock() = None;
+        *self.peer.exposing.lock() = None;
     }
 }
 
@@ -200,7 +201,7 @@ impl Transport for Played {
     }
 
     fn open(&self, _: &DeviceInfo, _: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
-        let exposes = self.0.exposing.lock().unwrap().is_some();
+        let exposes = self.0.exposing.lock().is_some();
         let caps = Caps {
             am_inline: SmallBytes::MAX,
             am_copied: LONGEST,
@@ -240,8 +241,8 @@ impl Device for PlayedDevice {
     }
 
     fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled {
-        let Ok(_polling) = self.polling.try_lock() else { return Polled::Busy };
-        let coming = std::mem::take(&mut *self.peer.coming.lock().unwrap());
+        let Some(_polling) = self.polling.try_lock() else { return Polled::Busy };
+        let coming = std::mem::take(&mut *self.peer.coming.lock());
         if coming.is_empty() {
             return Polled::Idle;
         }
@@ -268,7 +269,7 @@ impl Device for PlayedDevice {
     }
 
     fn close(&self) {
-        for (token, buffer) in std::mem::take(&mut *self.peer.given.lock().unwrap()) {
+        for (token, buffer) in std::mem::take(&mut *self.peer.given.lock()) {
             self.peer.brings(Event::Completion { token, buffer, outcome: Ok(()) });
         }
     }
@@ -279,7 +280,7 @@ impl Link for PlayedLink {
         let (header, from) = match op {
             Op::AmCopied { header, bytes } => (header, bytes),
             Op::AmOwned { buffer, token, .. } => {
-                self.0.given.lock().unwrap().push((token, std::mem::take(buffer)));
+                self.0.given.lock().push((token, std::mem::take(buffer)));
                 return Ok(Submit::Posted);
             }
             _ => panic!("no such operation is offered"),
@@ -288,10 +289,10 @@ impl Link for PlayedLink {
         copy_now(MemMut::host(&mut bytes), from).unwrap();
         let message = Message { header: header.0, bytes };
         // Outside the lock: it may call the runtime.
-        let taking = self.0.taking.lock().unwrap().clone();
+        let taking = self.0.taking.lock().clone();
         let taken = taking.map_or(Ok(Submit::Done), |taking| taking(&message));
         if taken == Ok(Submit::Done) {
-            self.0.taken.lock().unwrap().push(message);
+            self.0.taken.lock().push(message);
         }
         taken
     }
@@ -305,7 +306,7 @@ impl Link for PlayedLink {
     }
 
     fn expose(&self, buffer: Buffer) -> Shown {
-        let exposing = self.0.exposing.lock().unwrap().clone();
+        let exposing = self.0.exposing.lock().clone();
         match exposing {
             Some(exposing) => exposing(buffer),
             None => Err(("it has no NIC".into(), buffer)),

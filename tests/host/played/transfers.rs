@@ -29,16 +29,16 @@ fn an_offer_that_was_not_taken_ends_though_another_thread_is_at_it() {
             RTS_SEND => {
                 peer.sends([CTS, message.word(1)], &[RX, LONG as u64]);
                 let (runtime, went) = (runtime.clone(), went.clone());
-                *thread.lock().unwrap() = Some(std::thread::spawn(move || {
+                *thread.lock() = Some(std::thread::spawn(move || {
                     while !went.load(Ordering::SeqCst) {
                         runtime.progress().unwrap();
                     }
                 }));
-                is_at_it.lock().unwrap().recv().unwrap();
+                is_at_it.lock().recv().unwrap();
             }
             FRAGMENT if !went.load(Ordering::SeqCst) => {
                 at_it.send(()).unwrap();
-                may_go.lock().unwrap().recv().unwrap();
+                may_go.lock().recv().unwrap();
                 went.store(true, Ordering::SeqCst);
             }
             _ => {}
@@ -48,7 +48,7 @@ fn an_offer_that_was_not_taken_ends_though_another_thread_is_at_it() {
     let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&over);
     assert!(send.try_submit().unwrap().is_posted());
     go.send(()).unwrap();
-    other.lock().unwrap().take().unwrap().join().unwrap();
+    other.lock().take().unwrap().join().unwrap();
     let pending = play.runtime().pending().operations;
     assert!(pending.is_empty(), "kept for ever: {pending:?}");
     let status = over.take().pop().expect("it has ended");
@@ -72,7 +72,7 @@ fn a_receiver_hears_of_all_fragments_that_went_before_a_links_error() {
     play.until(|| over.count() > 0);
     let error = over.take().pop().unwrap().error.unwrap();
     assert!(matches!(*error, OpError::Link { .. }), "{error}");
-    let taken = std::mem::take(&mut *play.peer.taken.lock().unwrap());
+    let taken = std::mem::take(&mut *play.peer.taken.lock());
     let [fragment, fin] = &taken[..] else { panic!("{} messages", taken.len()) };
     assert_eq!((fragment.kind(), fragment.bytes.len()), (FRAGMENT, LONGEST));
     assert_eq!(fin.header, [FIN, RX]);
@@ -212,12 +212,12 @@ fn the_end_of_a_peer_is_not_forgotten_for_a_verdict_that_comes_after_it() {
         let header = Header([FRAGMENT | at << 8, rx]);
         play.peer.brings(Event::arrived(PEER, header, Payload::Aside(vec![7; LONGEST])));
     }
-    play.until(|| play.peer.coming.lock().unwrap().is_empty());
+    play.until(|| play.peer.coming.lock().is_empty());
     step(&play.ranks);
     // As another thread takes it in, which has got it from the device before.
     play.peer.goes();
     play.peer.sends([FIN, rx], &[BROKEN, 2 * BLOCK as u64, 0]);
-    play.until(|| play.peer.coming.lock().unwrap().is_empty());
+    play.until(|| play.peer.coming.lock().is_empty());
     assert_eq!(over.count(), 0, "the engine has the buffer");
     drop(held);
     play.until(|| over.count() > 0);

@@ -6,8 +6,9 @@ use crate::counting::live;
 use carrack::bootstrap::{Bootstrap, BootstrapError, JobId};
 use carrack::settings::{GpuChoice, Settings, TransportChoice};
 use carrack::{Rank, Runtime, Tag};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Ranks of the job that are there, and talk to each other. The others are silent.
 pub const SPEAKERS: u32 = 4;
@@ -36,12 +37,12 @@ impl Bootstrap for Place {
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        self.table.lock().unwrap().insert(key.into(), value.into());
+        self.table.lock().insert(key.into(), value.into());
         Ok(())
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        Ok(self.table.lock().unwrap().get(key).cloned())
+        Ok(self.table.lock().get(key).cloned())
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

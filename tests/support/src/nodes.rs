@@ -5,6 +5,7 @@
 
 use crate::rng;
 use children::ADDRESSES;
+use parking_lot::Mutex;
 use rand::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -19,8 +20,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -91,12 +92,12 @@ impl Nodes {
     }
 
     pub fn have(&self, weather: Weather) {
-        *self.weather.lock().unwrap() = weather;
+        *self.weather.lock() = weather;
     }
 
     /// Cuts what leaves these nodes.
     pub fn cut(&self, cut: [bool; 2]) {
-        self.weather.lock().unwrap().cut = cut;
+        self.weather.lock().cut = cut;
     }
 
     /// Sets the network card of a node `up` or `down`, which its kernel sees.
@@ -146,7 +147,7 @@ fn switch(taps: &[File], weather: &Mutex<Weather>, is_over: &AtomicBool) {
         let wait = Timespec::try_from(due.unwrap_or(longest).min(longest)).unwrap();
         let mut polled: Vec<_> = taps.iter().map(|tap| PollFd::new(tap, PollFlags::IN)).collect();
         let _ = poll(&mut polled, Some(&wait));
-        let now = *weather.lock().unwrap();
+        let now = *weather.lock();
         for (from, mut tap) in taps.iter().enumerate() {
             for _ in 0..64 {
                 // An error also where the card is down.

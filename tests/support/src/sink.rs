@@ -3,7 +3,8 @@
 use carrack::{
     AsCompletion, CompQueue, Completion, Counter, Handler, Runtime, Status, Synchronizer,
 };
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sort {
@@ -36,7 +37,7 @@ struct User(Arc<Mutex<Vec<Status>>>);
 
 impl Completion for User {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        self.0.lock().unwrap().push(status);
+        self.0.lock().push(status);
         Ok(())
     }
 }
@@ -53,7 +54,7 @@ impl Sink {
         let (object, source): (Arc<dyn Completion>, _) = match sort {
             Sort::Handler => {
                 let into = shared.clone();
-                let handler = Handler::new(move |status| into.lock().unwrap().push(status));
+                let handler = Handler::new(move |status| into.lock().push(status));
                 (handler.as_completion().clone(), Source::Shared(shared))
             }
             Sort::User => (Arc::new(User(shared.clone())), Source::Shared(shared)),
@@ -79,9 +80,9 @@ impl Sink {
     }
 
     fn collect(&self) {
-        let mut taken = self.taken.lock().unwrap();
+        let mut taken = self.taken.lock();
         match &self.source {
-            Source::Shared(shared) => taken.append(&mut shared.lock().unwrap()),
+            Source::Shared(shared) => taken.append(&mut shared.lock()),
             Source::Queue(queue) => taken.extend(std::iter::from_fn(|| queue.pop())),
             Source::Synchronizer(synchronizer) => {
                 taken.extend(synchronizer.take().into_iter().flatten())
@@ -95,7 +96,7 @@ impl Sink {
         self.collect();
         match &self.source {
             Source::Counter(counter) => (counter.get() + counter.failed()) as usize,
-            _ => self.taken.lock().unwrap().len(),
+            _ => self.taken.lock().len(),
         }
     }
 
@@ -111,14 +112,14 @@ impl Sink {
         self.collect();
         match &self.source {
             Source::Counter(counter) => counter.failed() as usize,
-            _ => self.taken.lock().unwrap().iter().filter(|status| status.error.is_some()).count(),
+            _ => self.taken.lock().iter().filter(|status| status.error.is_some()).count(),
         }
     }
 
     /// Takes the statuses so far. A counter has none.
     pub fn take(&self) -> Vec<Status> {
         self.collect();
-        std::mem::take(&mut *self.taken.lock().unwrap())
+        std::mem::take(&mut *self.taken.lock())
     }
 
     /// Returns the only status there is, once it has come.

@@ -11,8 +11,9 @@ use carrack::transports::verbs::Options;
 use carrack::{OpError, Rank, RemoteKey, Runtime, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Config, SimulatedNic};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Place of memory.
@@ -122,7 +123,7 @@ impl Ground {
         let mr = self.ranks[1].register_memory(slice.region()).unwrap();
         let rmr = mr.remote_key();
         let rmr = rmr.slice(slice.offset() as u64, slice.len() as u64).unwrap();
-        self.registered.lock().unwrap().push((Rank(1), mr, rmr.to_bytes()));
+        self.registered.lock().push((Rank(1), mr, rmr.to_bytes()));
         // The first operation asks where it is.
         let before = guarded.slice().to_vec().unwrap();
         let sink = Sink::keeping();
@@ -135,7 +136,7 @@ impl Ground {
 
     /// Ends a registration, and lets that be known.
     pub(crate) fn withdraw(&self, rmr: &RemoteKey) {
-        let mut registered = self.registered.lock().unwrap();
+        let mut registered = self.registered.lock();
         let at = registered.iter().position(|(_, _, name)| *name == rmr.to_bytes()).unwrap();
         let (rank, mr, _) = registered.swap_remove(at);
         self.ranks[rank.0 as usize].deregister_memory(mr);

@@ -8,9 +8,9 @@ use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
 use carrack::{CompQueue, Mr, OpError, PostError, Rank, RemoteKey, Runtime, Status, UserContext};
 use carrack_simulators::nic::Config;
+use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const LEN: usize = 1 << 20;
@@ -57,7 +57,7 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
     loop {
         let is_over = over.load(Ordering::Acquire);
         if !is_over && under_way < 64 {
-            let rmr = told.lock().unwrap().clone();
+            let rmr = told.lock().clone();
             let len = [1, 100, 5000, 60_000, 300_000][rng.random_range(0..5)];
             let offset = rng.random_range(0..=LEN - len) as u64;
             let outcome = if rng.random() {
@@ -120,7 +120,7 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
             // The old key gives no access any more.
             reached(&tally.stale, before);
             let (next, rmr) = register();
-            *told.lock().unwrap() = rmr;
+            *told.lock() = rmr;
             mr = Some(next);
         }
         over.store(true, Ordering::Release);

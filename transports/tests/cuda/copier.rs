@@ -9,9 +9,10 @@ use crate::user;
 use carrack_transports::gpu::copier::{LIFE, MOST};
 use carrack_transports::gpu::{Access, CopierState, Driver, Gpu};
 use carrack_transports::mem::Region;
+use parking_lot::Mutex;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// If two processes want a copier on one GPU, neither has one.
@@ -21,14 +22,14 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_a_copier()
 {
     let Some(_) = need(1) else { return };
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = ONE_AT_A_TIME.lock();
     Other::alone("beside a copier");
 }
 
 #[test]
 fn memory_of_every_kind_is_copied_with_a_copier_and_what_it_does_not_reach_is_an_engines() {
     let Some(_) = need(1) else { return };
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = ONE_AT_A_TIME.lock();
     Other::alone("kinds by a copier");
 }
 

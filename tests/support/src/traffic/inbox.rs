@@ -3,8 +3,9 @@
 use super::script::{Kind, Plan, Script, Tally};
 use crate::words::wrong;
 use carrack::{Handler, RemoteComp, Runtime, Status};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// In the tag of an active message: it says how many of this rank's messages have arrived there.
 pub const ACK: u64 = 1 << 61;
@@ -61,7 +62,7 @@ impl Inbox {
             });
             return self.note(status.rank.0, tag);
         }
-        let mut peer = self.peers[status.rank.0 as usize].lock().unwrap();
+        let mut peer = self.peers[status.rank.0 as usize].lock();
         match tag & ACK {
             0 => peer.done = true,
             _ => peer.acked = peer.acked.max(tag & !ACK),
@@ -72,12 +73,12 @@ impl Inbox {
 
     /// Notes that a message has arrived.
     pub fn note(&self, from: u32, tag: u64) {
-        self.peers[from as usize].lock().unwrap().tally.note(tag);
+        self.peers[from as usize].lock().tally.note(tag);
         self.activity.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn from(&self, rank: u32) -> Arrivals {
-        *self.peers[rank as usize].lock().unwrap()
+        *self.peers[rank as usize].lock()
     }
 }
 

@@ -3,12 +3,13 @@
 use super::Side;
 use crate::contract::{AddressBlob, Device};
 use crate::tcp::address::Address;
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Forwards connections, and can keep back what their listeners answer.
@@ -46,7 +47,7 @@ impl Relay {
                         let _ = to.shutdown(Shutdown::Write);
                     });
                 }
-                all.lock().unwrap().extend([near, far]);
+                all.lock().extend([near, far]);
             }
         });
         Self { at, is_mute, open }
@@ -54,7 +55,7 @@ impl Relay {
 
     /// Ends all connections.
     pub(super) fn cut(&self) {
-        for stream in self.open.lock().unwrap().drain(..) {
+        for stream in self.open.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
