@@ -23,6 +23,13 @@ pub fn reason(error: libloading::Error) -> String {
     std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
+/// Returns the address of a symbol.
+pub(crate) fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
+    // SAFETY: only the address is taken; its type is given where it is used.
+    let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
+    Some(found.as_raw_ptr()).filter(|found| !found.is_null())
+}
+
 /// Returns the file of the library that has this symbol.
 pub(crate) fn place(symbol: *mut c_void) -> Option<String> {
     let mut info = libc::Dl_info {

@@ -5,6 +5,7 @@ use super::wire::TextBytes;
 use crate::names::Rank;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::GpuUuid;
+use carrack_transports::net::boot_id;
 use zerocopy::little_endian::{U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -59,7 +60,7 @@ impl Card {
         scope: Scope,
         ticket: Option<u32>,
     ) -> (Self, Result<u32, String>) {
-        let (boot, socket) = (boot(), gpu.numa_node());
+        let (boot, socket) = (boot_id().map(u128::from_be_bytes), gpu.numa_node());
         let spent = || "it has made all the allocators that a rank can make".to_owned();
         let trouble = boot.as_ref().err().cloned().or_else(|| ticket.is_none().then(spent));
         let card = Self {
@@ -143,16 +144,6 @@ pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
     let mut with: Vec<_> = all.iter().filter(|(_, card)| card.is_with(mine)).cloned().collect();
     with.sort_by_key(|(rank, _)| *rank);
     with
-}
-
-/// Returns the boot identifier of this kernel, which differs between machines, and virtual
-/// machines.
-fn boot() -> Result<u128, String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let text =
-        std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    u128::from_str_radix(&digits, 16).map_err(|_| format!("{path} holds no id: {text:?}"))
 }
 
 #[cfg(test)]

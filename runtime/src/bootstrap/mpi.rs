@@ -42,8 +42,8 @@ struct Block {
     rank: U32,
     /// Its count of ranks; 0 if it has failed.
     count: U32,
-    /// The boot id of its kernel, which zeros follow.
-    node: [u8; 40],
+    /// The boot id of its kernel.
+    node: [u8; 16],
 }
 
 /// A communicator of the MPI library that this process has loaded.
@@ -260,8 +260,8 @@ impl<H: Handle> Mpi<H> {
     /// Presents this rank, or its failure, to all others. Returns its place on its node.
     fn present(&self, joins: bool) -> Result<u32, BootstrapError> {
         let Seat { rank, size, .. } = self.seat;
-        let node = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let mine = block(rank, if joins { size } else { 0 }, &node);
+        let node = carrack_transports::net::boot_id().unwrap_or_default();
+        let mine = block(rank, if joins { size } else { 0 }, node);
         let mut all = vec![Block::new_zeroed(); size as usize];
         let (byte, comm) = (H::of(self.byte), H::of(self.comm));
         let len = size_of::<Block>() as c_int;
@@ -270,7 +270,7 @@ impl<H: Handle> Mpi<H> {
         // of `size` ranks, and there is room for a block of each.
         let code = unsafe { (self.allgather)(from, len, byte, to, len, byte, comm) };
         self.check("MPI_Allgather", code)?;
-        review(&all, rank, &node).map_err(failed)
+        review(&all, rank, node).map_err(failed)
     }
 
     /// Asks for a number of a communicator.
@@ -320,15 +320,13 @@ impl<H: Handle> Exchange for Mpi<H> {
     fn end(&mut self) {}
 }
 
-fn block(rank: u32, count: u32, node: &[u8]) -> Block {
-    let mut node = node.iter().copied();
-    let node = std::array::from_fn(|_| node.next().unwrap_or(0));
+fn block(rank: u32, count: u32, node: [u8; 16]) -> Block {
     Block { rank: rank.into(), count: count.into(), node }
 }
 
 /// Returns the place of a rank on its node, or the reason why not all count the same ranks. If one
 /// rank gets a reason, all do.
-fn review(all: &[Block], rank: u32, node: &[u8]) -> Result<u32, String> {
+fn review(all: &[Block], rank: u32, node: [u8; 16]) -> Result<u32, String> {
     let size = all.len() as u32;
     let mut place = 0;
     for (at, theirs) in (0..).zip(all) {
@@ -407,13 +405,14 @@ mod tests {
 
     #[test]
     fn ranks_count_each_other_by_node() {
-        let blocks = [(0, b"a"), (1, b"b"), (2, b"a"), (3, b"a")];
+        let (a, b) = ([b'a'; 16], [b'b'; 16]);
+        let blocks = [(0, a), (1, b), (2, a), (3, a)];
         let all = blocks.map(|(rank, node)| block(rank, 4, node));
         let places = blocks.map(|(rank, node)| review(&all, rank, node).unwrap());
         assert_eq!(places, [0, 0, 1, 2]);
-        let why = review(&all[..3], 0, b"a").unwrap_err();
+        let why = review(&all[..3], 0, a).unwrap_err();
         assert!(why.contains("counts 3 ranks, and in place 0 is rank 0 of 4"), "{why}");
-        let failing = [block(0, 2, b"a"), block(1, 0, b"a")];
-        assert!(review(&failing, 0, b"a").unwrap_err().contains("rank 1 has failed"));
+        let failing = [block(0, 2, a), block(1, 0, a)];
+        assert!(review(&failing, 0, a).unwrap_err().contains("rank 1 has failed"));
     }
 }

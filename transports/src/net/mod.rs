@@ -48,6 +48,19 @@ pub fn random<const N: usize>() -> rustix::io::Result<[u8; N]> {
     Ok(bytes)
 }
 
+/// Returns the boot id of this kernel, which differs between machines, and virtual machines.
+///
+/// # Errors
+/// The file, and why it cannot be read.
+pub fn boot_id() -> Result<[u8; 16], String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16);
+    Ok(id.map_err(|_| format!("{path} holds no id: {text:?}"))?.to_be_bytes())
+}
+
 /// Returns `true` if a call failed because something is short for now: descriptors, memory, or room
 /// in a queue. The same call can succeed later, and its failure says nothing about a peer.
 pub fn is_shortage(error: Errno) -> bool {

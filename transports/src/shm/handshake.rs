@@ -130,16 +130,10 @@ pub struct Place {
 impl Place {
     /// Returns the place of this process.
     pub fn here() -> Result<Self, String> {
-        let path = "/proc/sys/kernel/random/boot_id";
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("{path} cannot be read: {error}"))?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        let boot = u128::from_str_radix(&digits, 16)
-            .map_err(|_| format!("{path} holds no id: {text:?}"))?;
         let path = "/proc/self/ns/net";
         let meta =
             std::fs::metadata(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
-        Ok(Self { boot: boot.to_be_bytes(), net_namespace: meta.ino() })
+        Ok(Self { boot: crate::net::boot_id()?, net_namespace: meta.ino() })
     }
 }
 

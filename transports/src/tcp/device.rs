@@ -19,10 +19,8 @@ use crate::contract::{
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
-use crate::net::interfaces::{self};
 use crate::net::key::DeviceKey;
-use crate::net::sockets;
-use crate::shm::handshake::Place;
+use crate::net::{self, interfaces, sockets};
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
 use rustix::event::Timespec;
@@ -93,7 +91,7 @@ impl TcpDevice {
         packets: Arc<dyn PacketSource>,
     ) -> Result<Arc<Self>, Unavailable> {
         let unavailable = |why: String| Unavailable::new(NAME, why);
-        let place = Place::here().map_err(unavailable)?;
+        let boot = net::boot_id().map_err(unavailable)?;
         let own = interfaces::reachable(&options.interface)
             .map_err(|error| unavailable(format!("CARRACK_TCP_INTERFACE: {error}")))?;
         let listener = socket::listen(&options.ports, &options.congestion)
@@ -101,7 +99,7 @@ impl TcpDevice {
         let opened = || -> Result<Arc<Self>, std::io::Error> {
             let port = listener.local_addr()?.port();
             let hosts = own.iter().map(|interface| interface.address).collect();
-            let address = Address { key: DeviceKey::fresh()?, boot: place.boot, port, hosts };
+            let address = Address { key: DeviceKey::fresh()?, boot, port, hosts };
             let shared = Shared {
                 identity,
                 address,

@@ -16,7 +16,6 @@ use super::wishes::Wishes;
 use crate::contract::{Caps, Device, Domain, Exposed, Identity, Locality, Unavailable};
 use crate::gpu::Gpu;
 use crate::mem::{HostAllocator, PacketPool, PacketSource, Region, SmallBytes};
-use crate::shm::handshake::Place;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
@@ -205,7 +204,6 @@ impl Shared {
         }
         let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
         let is_routed = kind == GidKind::RoceV2 && !is_link_local;
-        let place = Place::here().map_err(unavailable)?;
         Ok(Self {
             name,
             context,
@@ -215,7 +213,7 @@ impl Shared {
             port,
             options,
             identity,
-            boot: place.boot,
+            boot: crate::net::boot_id().map_err(unavailable)?,
             is_routed,
             told: Mutex::new(Told::new()),
         })

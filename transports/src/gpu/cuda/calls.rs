@@ -10,6 +10,7 @@ use super::sys::{
     EventHandle, FunctionHandle, Location, MemOp, ModuleHandle, PoolHandle, PoolProps,
     StreamHandle, Uuid,
 };
+use crate::dynamic::find;
 use crate::gpu::GpuError;
 use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -279,12 +280,6 @@ calls! {
     event_destroy(event: EventHandle) = "cuEventDestroy_v2";
     event_record(event: EventHandle, stream: StreamHandle) = "cuEventRecord";
     event_synchronize(event: EventHandle) = "cuEventSynchronize";
-}
-
-fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: only the address is taken; its type is given where it is used.
-    let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
-    Some(found.as_raw_ptr()).filter(|found| !found.is_null())
 }
 
 impl Calls {

@@ -5,7 +5,7 @@ use super::error::{self, NO_LIBRARY, STUB_LIBRARY, TOO_OLD};
 use crate::dynamic;
 use crate::gpu::GpuError;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 
 /// Names under which the library is looked for. The driver installs the first; the second may be a
@@ -84,7 +84,5 @@ pub(super) fn dotted(version: c_int) -> String {
 
 /// Returns the file that a library came from.
 fn place(library: &Library) -> Option<String> {
-    // SAFETY: only the address is taken.
-    let symbol = unsafe { library.get::<*mut c_void>(b"cuInit") }.ok()?.as_raw_ptr();
-    dynamic::place(symbol)
+    dynamic::place(dynamic::find(library, "cuInit")?)
 }

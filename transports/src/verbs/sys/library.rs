@@ -28,14 +28,8 @@ pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
 /// linked program would. Of several versions it is the default one, with which a program would be
 /// linked.
 pub(super) fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
-    let preloaded = env::var_os("LD_PRELOAD").and_then(|_| find_in(&Library::this(), symbol));
-    preloaded.or_else(|| find_in(library, symbol))
-}
-
-fn find_in(library: &Library, symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: only the address is taken; its type is given by the caller.
-    let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
-    Some(found.as_raw_ptr()).filter(|found| !found.is_null())
+    let preloaded = env::var_os("LD_PRELOAD").and_then(|_| dynamic::find(&Library::this(), symbol));
+    preloaded.or_else(|| dynamic::find(library, symbol))
 }
 
 /// Returns the file that a library came from, by one of its symbols.
