@@ -5,6 +5,7 @@
 
 use crate::ordeals::soak;
 use crate::support::ranks::{Ranks, Role};
+use crate::support::relay::Relay;
 use crate::support::{LIMIT, amount, pattern, rng};
 use carrack::transports::contract::{
     Batch, Device, Domain, Event, Exposed, Header, Identity, Link, Op, OpToken, Payload, PeerId,
@@ -13,56 +14,11 @@ use carrack::transports::contract::{
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::tcp::address::Address;
 use carrack::transports::tcp::{Options, Tcp};
-use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
-
-/// Forwards connections until they are cut.
-struct Relay {
-    at: SocketAddr,
-    open: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Relay {
-    fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listener.local_addr().unwrap();
-        let open = Arc::new(Mutex::new(Vec::new()));
-        let all = open.clone();
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let Ok(far) = TcpStream::connect(target) else { continue };
-                for (from, to) in [(&near, &far), (&far, &near)] {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    std::thread::spawn(move || forward(from, to));
-                }
-                all.lock().extend([near, far]);
-            }
-        });
-        Self { at, open }
-    }
-
-    /// Ends all connections.
-    fn cut(&self) {
-        for stream in self.open.lock().drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-fn forward(mut from: TcpStream, mut to: TcpStream) {
-    let mut bytes = [0; 3000];
-    while let Ok(len @ 1..) = from.read(&mut bytes) {
-        if to.write_all(&bytes[..len]).is_err() {
-            break;
-        }
-    }
-    let _ = to.shutdown(Shutdown::Write);
-}
 
 /// A rank with one device.
 struct Side {

@@ -22,6 +22,7 @@ pub mod nodes;
 pub mod pairwise;
 pub mod possessions;
 pub mod ranks;
+pub mod relay;
 pub mod sink;
 pub mod traffic;
 pub mod words;

@@ -3,63 +3,12 @@
 use super::Side;
 use crate::contract::{AddressBlob, Device};
 use crate::tcp::address::Address;
-use parking_lot::Mutex;
-use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+use carrack_test_support::relay::Relay;
+use rustix::net::{AddressFamily, SocketType, ipproto};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
-
-/// Forwards connections, and can keep back what their listeners answer.
-pub(super) struct Relay {
-    pub(super) at: SocketAddr,
-    pub(super) is_mute: Arc<AtomicBool>,
-    open: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Relay {
-    pub(super) fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (at, is_mute) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
-        let open = Arc::new(Mutex::new(Vec::new()));
-        let (all, mute) = (open.clone(), is_mute.clone());
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let Ok(far) = TcpStream::connect(target) else { continue };
-                // It holds little itself.
-                for socket in [&near, &far] {
-                    sockopt::set_socket_recv_buffer_size(socket, 64 << 10).unwrap();
-                    sockopt::set_socket_send_buffer_size(socket, 64 << 10).unwrap();
-                }
-                for (from, to, is_back) in [(&near, &far, false), (&far, &near, true)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let mute = mute.clone();
-                    std::thread::spawn(move || {
-                        let mut bytes = [0; 3000];
-                        while let Ok(len @ 1..) = from.read(&mut bytes) {
-                            let is_kept = is_back && mute.load(Ordering::SeqCst);
-                            if !is_kept && to.write_all(&bytes[..len]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(Shutdown::Write);
-                    });
-                }
-                all.lock().extend([near, far]);
-            }
-        });
-        Self { at, is_mute, open }
-    }
-
-    /// Ends all connections.
-    pub(super) fn cut(&self) {
-        for stream in self.open.lock().drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
 
 /// Returns a relay to a device, and the address of the device over it.
 pub(super) fn relayed(to: &Side) -> (Relay, AddressBlob) {

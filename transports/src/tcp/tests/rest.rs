@@ -1,6 +1,6 @@
 //! Devices that come to rest, also after random schedules of posts, polls, cuts and pauses.
 
-use super::relays::{Relay, relayed};
+use super::relays::relayed;
 use super::{PACKET, Side, arrival, bring_up, send, send_as};
 use crate::contract::{Armed, Device, Event, Link, PeerId};
 use crate::net::key::DeviceKey;
@@ -9,6 +9,7 @@ use crate::tcp::address::Address;
 use crate::tcp::outgoing::Line;
 use crate::tcp::strangers::Guest;
 use crate::tcp::wire::{self, Hello};
+use carrack_test_support::relay::Relay;
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;

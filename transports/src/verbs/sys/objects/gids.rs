@@ -48,7 +48,7 @@ impl Context {
         let ethernet = u32::from(attr.link_layer) == IBV_LINK_LAYER_ETHERNET;
         match self.gid_table() {
             Ok(entries) => {
-                let ours = entries.iter().filter(|entry| entry.port_num == port.into());
+                let ours = entries.iter().filter(|entry| entry.port_num == u32::from(port));
                 Ok(ours.filter_map(|entry| decode(entry, ethernet)).collect())
             }
             Err(error) if error.is_unsupported() => {
