@@ -1,10 +1,10 @@
 //! Signals that ask this process to end: its commands are ended first.
 
+use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use fs_err as fs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 static CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);

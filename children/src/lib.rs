@@ -16,12 +16,12 @@ pub use orphans::{adopt_orphans, sweep};
 pub use running::Running;
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, Write};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use fs_err as fs;
 use running::{Followed, GLANCE};
 use rustix::process::Pid;
 

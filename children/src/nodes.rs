@@ -2,14 +2,13 @@
 //! process holds until its input ends, so the nodes end with their maker, however that ends.
 
 use std::env;
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use fs_err as fs;
 use parking_lot::Mutex;
 
 use crate::{ChildError, Running, Stream, read};

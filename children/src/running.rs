@@ -1,14 +1,14 @@
 //! A command that runs while its caller does something else.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use fs_err as fs;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::{
@@ -71,11 +71,10 @@ impl Running {
             ((child.stdout.take(), child.stderr.take()), mpsc::channel());
         // Before the threads: where none can be had, the command is ended.
         let this = Self { child, words, mark, lines, kept: VecDeque::new(), is_over: false };
-        if let Some(stdout) = outputs.0 {
-            read_lines(stdout, send.clone(), Stream::Out);
-        }
-        if let Some(stderr) = outputs.1 {
-            read_lines(stderr, send, Stream::Err);
+        let stdout = outputs.0.map(|pipe| read_lines(pipe, send.clone(), Stream::Out));
+        let stderr = outputs.1.map(|pipe| read_lines(pipe, send, Stream::Err));
+        for is_read in [stdout, stderr].into_iter().flatten() {
+            is_read.map_err(|source| ChildError::Start { program: this.words.clone(), source })?;
         }
         Ok(this)
     }
@@ -283,13 +282,18 @@ fn is_among(marks: &[u8], mark: &str) -> bool {
 }
 
 /// Reads lines on a thread of its own, since a pipe cannot be waited for with a limit.
-fn read_lines(pipe: impl Read + Send + 'static, send: Sender<(Stream, String)>, stream: Stream) {
-    thread::spawn(move || {
+fn read_lines(
+    pipe: impl Read + Send + 'static,
+    send: Sender<(Stream, String)>,
+    stream: Stream,
+) -> io::Result<()> {
+    let read = move || {
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             let text = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
             if send.send((stream, text)).is_err() {
                 return;
             }
         }
-    });
+    };
+    thread::Builder::new().name("carrack-child".into()).spawn(read).map(drop)
 }

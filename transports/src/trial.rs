@@ -10,14 +10,12 @@
 //! // Then the work of the program.
 //! ```
 
+use children::{ChildError, Running, Stream, pause};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{ChildStdout, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Environment variable that names the attempt. Only [`ask`] sets it.
@@ -119,67 +117,39 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
     }
     command.args(arguments).env(QUESTION, question).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    // The processes that it starts are killed with it.
-    command.process_group(0);
-    let mut child =
-        command.spawn().map_err(|why| format!("{} does not start: {why}", path.display()))?;
-    let said = child.stdout.take().map_or(Err(Silence::NotHeard), heard);
-    if matches!(said, Err(Silence::Ended)) {
-        // Its exit status tells the reason, unless it has only closed its output.
-        let began = Instant::now();
-        while began.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
-            std::thread::sleep(Duration::from_millis(5));
+    match Running::start(&mut command) {
+        Ok(running) => said_by(running).map_err(|what| {
+            let path = path.display();
+            format!("{path} {what} (to see what it says: {QUESTION}='{question}' {path})")
+        }),
+        Err(ChildError::Start { source, .. }) => {
+            Err(format!("{} does not start: {source}", path.display()))
         }
+        Err(other) => Err(other.to_string()),
     }
-    // Its answer is read; a spoilt context may keep it from ending by itself.
-    if matches!(child.try_wait(), Ok(None)) {
-        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-    }
-    let ended = child.wait();
-    said.map_err(|silence| {
-        let what = match (silence, ended) {
-            (Silence::NotHeard, _) => "could not be listened to: there is no thread for it".into(),
-            (Silence::Late, _) => format!("did not answer within {PATIENCE:?}"),
-            (Silence::Ended, Ok(status)) => {
-                format!(
-                    "ended without an answer, with {status}: does it begin with trial::answer()?"
-                )
-            }
-            (Silence::Ended, Err(why)) => format!("ended without an answer: {why}"),
-        };
-        format!(
-            "{} {what} (to see what it says: {QUESTION}='{question}' {})",
-            path.display(),
-            path.display()
-        )
-    })
 }
 
-/// Reason why there is no answer.
-enum Silence {
-    NotHeard,
-    Late,
-    Ended,
-}
-
-/// Returns the answer among the lines that the process prints. The thread ends when the process,
-/// and what it has started, have closed the output.
-fn heard(stdout: ChildStdout) -> Result<String, Silence> {
-    let (tell, told) = channel();
-    let reads = move || {
-        let lines = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
-        let mut said = lines
-            .filter_map(|line| Some(String::from_utf8(line).ok()?.split_once(MARK)?.1.to_owned()));
-        if let Some(said) = said.next() {
-            let _ = tell.send(said);
+/// Returns the answer among the lines that a process prints, and ends it with all that it has
+/// started: a spoilt context may keep it from ending by itself.
+fn said_by(mut running: Running) -> Result<String, String> {
+    let until = Instant::now() + PATIENCE;
+    let is_late = || Instant::now() >= until;
+    while !is_late()
+        && let Some(line) = running.next_line(Stream::Out, until - Instant::now())
+    {
+        if let Some((_, said)) = line.split_once(MARK) {
+            return Ok(said.to_owned());
         }
-    };
-    let reader = std::thread::Builder::new().name("carrack-trial".into()).spawn(reads);
-    reader.map_err(|_| Silence::NotHeard)?;
-    told.recv_timeout(PATIENCE).map_err(|why| match why {
-        RecvTimeoutError::Timeout => Silence::Late,
-        RecvTimeoutError::Disconnected => Silence::Ended,
-    })
+    }
+    if is_late() {
+        return Err(format!("did not answer within {PATIENCE:?}"));
+    }
+    // Its exit status tells the reason, unless it has only closed its output.
+    let _ = running.wait(GRACE, pause);
+    running.end();
+    let status = running.ended().ok().flatten();
+    let status = status.map_or_else(|| "a status unknown".into(), |status| status.to_string());
+    Err(format!("ended without an answer, with {status}: does it begin with trial::answer()?"))
 }
 
 #[cfg(test)]

@@ -10,11 +10,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// File that describes a bundle, in the bundle's folder.
 const ABOUT: &str = "bundle.json";
+
+/// Limit of git, which looks at each file of a tree.
+const GIT: Duration = Duration::from_secs(10);
 
 /// Programs of the selftest, by name.
 pub(super) struct Kit {
@@ -89,11 +93,8 @@ impl About {
             folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let mut git = Command::new("git");
         git.arg("-C").arg(folder).args(["describe", "--always", "--abbrev=40", "--exclude=*"]);
-        let said = git.arg("--dirty=, changed").stderr(Stdio::null()).output();
-        let commit = said.ok().filter(|said| said.status.success()).map_or_else(
-            || "unknown".into(),
-            |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
-        );
+        let said = children::read(git.arg("--dirty=, changed"), GIT);
+        let commit = said.map_or_else(|_| "unknown".into(), |said| said.trim().to_owned());
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             commit,
