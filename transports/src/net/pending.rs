@@ -172,11 +172,6 @@ impl<T> Pending<T> {
             tracing::warn!(whom, why, since, "a connection was refused");
         }
     }
-
-    /// Returns the number of connections that were refused.
-    pub fn turned_away(&self) -> u64 {
-        self.turned_away
-    }
 }
 
 /// Returns the number of pending connections for which this process has descriptors now. The
@@ -243,6 +238,6 @@ mod tests {
         for _ in 0..1000 {
             pending.refused("a stranger", "it knows no secret", now);
         }
-        assert_eq!((pending.turned_away(), pending.told), (1000, Some((now, 1))));
+        assert_eq!((pending.turned_away, pending.told), (1000, Some((now, 1))));
     }
 }

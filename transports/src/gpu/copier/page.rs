@@ -94,8 +94,17 @@ impl Page {
 
     /// Writes a command. The previous one of that line has been answered.
     pub fn write(&self, number: u64, command: Command) {
-        let words = pieces(command).map(|piece| tagged(number, piece));
-        self.sheets.iter().for_each(|sheet| sheet.write(number, words));
+        for sheet in 0..SHEETS {
+            (0..WORDS).for_each(|at| self.write_word((sheet, at), number, command));
+        }
+    }
+
+    /// Writes one word of a command on one sheet. The kernel may see the words in any order.
+    #[inline]
+    pub fn write_word(&self, (sheet, at): (usize, usize), number: u64, command: Command) {
+        let word = tagged(number, pieces(command)[at]);
+        // Release: publishes the bytes that the command copies, if the CPU has written them.
+        self.sheets[sheet].line(number)[at].store(word, Ordering::Release);
     }
 
     /// Asks a generation to leave.
@@ -133,12 +142,6 @@ impl Page {
     #[inline]
     pub fn gone(&self) -> u64 {
         self.told.gone.load(Ordering::Acquire)
-    }
-
-    /// Writes one word of a command on one sheet: a host may be seen to write them in any order.
-    pub fn write_word(&self, (sheet, at): (usize, usize), number: u64, command: Command) {
-        self.sheets[sheet].line(number)[at]
-            .store(tagged(number, pieces(command)[at]), Ordering::Release);
     }
 
     // ---- the kernel -----------------------------------------------------------------------------
@@ -181,13 +184,6 @@ impl Page {
 }
 
 impl Sheet {
-    fn write(&self, number: u64, words: [u64; WORDS]) {
-        for (place, word) in self.line(number).iter().zip(words) {
-            // Release: publishes the bytes that the command copies, if the CPU has written them.
-            place.store(word, Ordering::Release);
-        }
-    }
-
     fn line(&self, number: u64) -> &[AtomicU64; 8] {
         let [first, second, third, fourth] = &self.0;
         match number % LINES {

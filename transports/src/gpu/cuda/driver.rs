@@ -73,15 +73,6 @@ impl CudaDriver {
         Self(Box::leak(Box::new(place)))
     }
 
-    /// Returns the calls that this driver's library lacks. A function that needs one of them
-    /// returns an error that names it.
-    ///
-    /// # Errors
-    /// There is no library, or it cannot be used.
-    pub fn missing_calls(&self) -> Result<Vec<&'static str>, GpuError> {
-        Ok(self.shared()?.calls.missing())
-    }
-
     fn shared(&self) -> Result<&'static Shared, GpuError> {
         self.opened().as_ref().map(|shared| *shared).map_err(GpuError::clone)
     }

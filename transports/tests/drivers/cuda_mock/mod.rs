@@ -285,12 +285,7 @@ fn what_is_allocated_where_something_was_freed_is_found_to_be_something_else() {
 fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     let library = mock("lacks", "-DMOCK");
     let driver = open(&library);
-    let missing = driver.missing_calls().unwrap();
-    assert!(
-        missing.contains(&"cuMemCreate") && missing.contains(&"cuIpcGetMemHandle"),
-        "{missing:?}"
-    );
-    assert!(!missing.contains(&"cuDeviceGetUuid_v2"), "the older name will do");
+    // It lacks cuDeviceGetUuid_v2, too: the call's older name will do.
     let gpu = driver.devices().unwrap().remove(0);
     for (flavour, call) in [
         (Flavour::Pinned, "cuMemHostAlloc"),
