@@ -16,11 +16,12 @@ mod synchronizer;
 pub use counter::Counter;
 pub use handler::Handler;
 pub use queue::CompQueue;
-pub(crate) use queue::Statuses;
+use queue::Statuses;
 pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
 pub use stream_counter::StreamCounter;
 pub(crate) use stream_counter::{Counted, Ranks};
+use synchronizer::Gathered;
 pub use synchronizer::Synchronizer;
 
 use crate::names::{Rank, Tag};
@@ -59,11 +60,10 @@ pub trait Completion: Send + Sync {
         false
     }
 
-    /// Returns the queue of this object, if it is one. A signal to it runs no user code and never
-    /// waits. So the runtime may signal it under a device's lock, as soon as a message has met its
-    /// receive.
+    /// Returns this object if a signal to it runs no user code and never waits. So the runtime may
+    /// signal it under a device's lock, as soon as a message has met its receive.
     #[doc(hidden)]
-    fn as_queue(&self) -> Option<&Statuses> {
+    fn as_plain(&self) -> Option<Plain<'_>> {
         None
     }
 
@@ -90,6 +90,25 @@ pub trait Completion: Send + Sync {
     /// Describes the object in a word, for messages to the user.
     fn describe(&self) -> String {
         "a completion object of the user's".into()
+    }
+}
+
+/// Object that the runtime may signal under a device's lock.
+#[derive(Clone, Copy)]
+#[doc(hidden)]
+pub enum Plain<'a> {
+    Queue(&'a Statuses),
+    Synchronizer(&'a Gathered),
+}
+
+impl Plain<'_> {
+    /// Adds the status that `make` makes. `false`: there is no room now, and `make` was not called.
+    #[inline(always)]
+    pub(crate) fn push_made(self, make: impl FnOnce() -> Status) -> bool {
+        match self {
+            Self::Queue(queue) => queue.push_made(make),
+            Self::Synchronizer(gathered) => gathered.push_made(make),
+        }
     }
 }
 

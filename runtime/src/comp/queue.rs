@@ -1,6 +1,6 @@
 //! Statuses that wait to be taken.
 
-use super::{AsCompletion, Completion, Status};
+use super::{AsCompletion, Completion, Plain, Status};
 use carrack_transports::sync::Queue;
 use std::sync::{Arc, Weak};
 
@@ -37,8 +37,8 @@ impl Completion for Statuses {
         self.queue.push(status)
     }
 
-    fn as_queue(&self) -> Option<&Statuses> {
-        Some(self)
+    fn as_plain(&self) -> Option<Plain<'_>> {
+        Some(Plain::Queue(self))
     }
 
     fn is_abandoned(&self) -> bool {

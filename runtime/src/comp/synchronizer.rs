@@ -1,6 +1,6 @@
 //! A number of operations, waited for together.
 
-use super::{AsCompletion, Completion, Status};
+use super::{AsCompletion, Completion, Plain, Status};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,13 +12,14 @@ use std::sync::{Arc, Weak};
 /// queue.
 #[derive(Clone)]
 pub struct Synchronizer {
-    inner: Arc<Inner>,
+    inner: Arc<Gathered>,
     object: Arc<dyn Completion>,
     /// Counts handles: only they can take statuses.
     _handle: Arc<()>,
 }
 
-struct Inner {
+/// The statuses of a synchronizer.
+pub struct Gathered {
     threshold: usize,
     /// The number of statuses, for tests without a lock.
     count: AtomicUsize,
@@ -26,13 +27,26 @@ struct Inner {
     handles: Weak<()>,
 }
 
-impl Inner {
+impl Gathered {
     fn lock(&self) -> MutexGuard<'_, Vec<Status>> {
         self.statuses.lock()
     }
+
+    /// Adds the status that `make` makes. `false`: there is no room, or another thread is at it; and
+    /// `make` was not called.
+    #[inline]
+    pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
+        let statuses = self.statuses.try_lock();
+        let Some(mut statuses) = statuses.filter(|it| it.len() < self.threshold) else {
+            return false;
+        };
+        statuses.push(make());
+        self.count.store(statuses.len(), Ordering::Release);
+        true
+    }
 }
 
-impl Completion for Inner {
+impl Completion for Gathered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let mut statuses = self.lock();
         if statuses.len() >= self.threshold {
@@ -41,6 +55,10 @@ impl Completion for Inner {
         statuses.push(status);
         self.count.store(statuses.len(), Ordering::Release);
         Ok(())
+    }
+
+    fn as_plain(&self) -> Option<Plain<'_>> {
+        Some(Plain::Synchronizer(self))
     }
 
     fn is_abandoned(&self) -> bool {
@@ -63,7 +81,7 @@ impl Synchronizer {
         let statuses = Mutex::new(Vec::with_capacity(threshold));
         let handle = Arc::new(());
         let (count, handles) = (AtomicUsize::new(0), Arc::downgrade(&handle));
-        let inner = Arc::new(Inner { threshold, count, statuses, handles });
+        let inner = Arc::new(Gathered { threshold, count, statuses, handles });
         Self { object: inner.clone(), inner, _handle: handle }
     }
 

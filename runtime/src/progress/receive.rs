@@ -12,7 +12,8 @@ use carrack_transports::mem::{Buffer, MemMut, MemRef, SmallBytes};
 
 impl Receive {
     /// Takes a message of a few bytes, if the CPU can copy them; else message and receive stay a
-    /// pair. `at_once`: its completion object is told now, if it is a queue with room.
+    /// pair. `at_once`: its completion object is told now, if it is a queue or a synchronizer with
+    /// room.
     #[inline(always)]
     pub(super) fn take_small(
         &mut self,
@@ -27,7 +28,7 @@ impl Receive {
     }
 
     /// Takes a message of a few bytes, and tells the completion object, if that is all there is to
-    /// do: the CPU can copy them, and the object is a queue with room. Otherwise returns `false`.
+    /// do: the CPU can copy them, and the object is plain and has room. Otherwise returns `false`.
     /// `WAITS`: the receive then waits on, and another thread may cancel it, so its buffer stays
     /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
     #[inline(always)]
@@ -37,7 +38,7 @@ impl Receive {
         met: &mut Met,
     ) -> bool {
         let size = bytes.as_slice().len();
-        let Some(queue) = self.op.comp.as_ref().and_then(|comp| comp.as_queue()) else {
+        let Some(object) = self.op.comp.as_ref().and_then(|comp| comp.as_plain()) else {
             return false;
         };
         let fits = |to: MemMut<'_>| to.place().is_host() && size <= to.len();
@@ -49,7 +50,7 @@ impl Receive {
         if !is_ready {
             return false;
         }
-        let ends = queue.push_made(|| {
+        let ends = object.push_made(|| {
             if WAITS {
                 let is_copied = is_copied(&mut self.buffer, bytes);
                 debug_assert!(is_copied, "it fits into host memory");

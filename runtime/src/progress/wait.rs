@@ -59,8 +59,8 @@ impl Core {
             return Err(ProgressError::Forked.into());
         }
         self.note_driven();
-        let start = Instant::now();
-        let mut quiet_since = start;
+        let limit = limit.map(|limit| (limit, Instant::now()));
+        let mut quiet_since = None;
         let mut spins = 0_u32;
         let mut nap = SHORT;
         loop {
@@ -74,7 +74,7 @@ impl Core {
             };
             match progress {
                 Ok(true) => {
-                    (spins, nap) = (0, SHORT);
+                    (spins, nap, quiet_since) = (0, SHORT, None);
                     continue;
                 }
                 Ok(false) => {}
@@ -86,30 +86,25 @@ impl Core {
             }
             // The clock is read only now and then, because that takes as long as a poll.
             spins += 1;
-            if spins == 1 {
-                quiet_since = Instant::now();
-            }
             if !spins.is_multiple_of(16) && !self.settings.spin().is_zero() {
                 std::hint::spin_loop();
                 continue;
             }
             let now = Instant::now();
-            if let Some(limit) = limit.filter(|limit| now - start >= *limit) {
+            if let Some((limit, _)) = limit.filter(|(limit, start)| now - *start >= *limit) {
                 return Err(WaitError::TimedOut(limit));
             }
-            if now - quiet_since < self.settings.spin() {
+            if now - *quiet_since.get_or_insert(now) < self.settings.spin() {
                 if spins.is_multiple_of(64) {
                     std::thread::yield_now();
                 }
                 continue;
             }
-            let left =
-                limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
+            let left = limit.map_or(LONGEST, |(limit, start)| limit.saturating_sub(now - start));
             // An error that another thread keeps from now on wakes this thread.
             let done = || done() || reports && self.chores.there().has(Chore::Complaints);
-            self.sleep(&done, left, &mut nap);
-            quiet_since = Instant::now();
-            spins = 0;
+            self.sleep(&done, left.min(LONGEST), &mut nap);
+            (spins, quiet_since) = (0, None);
         }
     }
 

@@ -105,8 +105,8 @@ fn messages_that_go_together_and_are_none_end_their_connection_alone() {
         (&[24, 1, 0, 0, 0], "said to be 24"),
         (&[8, 0, 1], "cut off"),
         (&[24, 0, 5, 5, 8], "cut off"),
-        (&[32, 0, 5, 5, 41, 0], "not short"),
-        (&[32, 0, 5, 5, u64::MAX, 0], "not short"),
+        (&[32, 0, 5, 5, 41, 0], "longer than a short one"),
+        (&[32, 0, 5, 5, u64::MAX, 0], "longer than a short one"),
         (&[56, 0, 5, 5, 0, 5, 5, 9, 0], "cut off"),
     ] {
         let mut attacker = Attacker::enter(&mut ground);

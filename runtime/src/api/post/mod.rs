@@ -31,6 +31,7 @@ mod rma;
 mod send;
 mod submit;
 mod transmit;
+mod waiting;
 mod words;
 
 pub use batch::Piece;

@@ -5,11 +5,12 @@ use super::desc::OpDesc;
 use super::options::{Match, Matches, Outcome, Post};
 use super::pieces::Carries;
 use super::submit::Kind;
+use super::waiting::Waiting;
 use crate::api::Runtime;
 use crate::api::buffer::Buffer;
-use crate::comp::{AsCompletion, Status, Synchronizer};
+use crate::comp::Status;
 use crate::datapath::Port;
-use crate::error::{PostError, ProgressError, WaitError};
+use crate::error::PostError;
 use crate::matching::{Content, MatchingEngine, Receive, Ticket};
 use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
 use crate::op::{Ending, Holder, OpContext};
@@ -272,7 +273,7 @@ impl Post<'_, Recv<'_>> {
         if in_handler() {
             return Err(PostError::WouldBlock);
         }
-        let waiting = Synchronizer::new(1);
+        let waiting = Waiting::new();
         let mut inner: PostRecv<'_> = Post {
             runtime: self.runtime,
             desc: self.desc.telling(waiting.as_completion()),
@@ -284,33 +285,13 @@ impl Post<'_, Recv<'_>> {
             (std::mem::take(&mut inner.kind.buffer), inner.kind.is_spent);
         self.order = inner.order.take();
         let status = match outcome? {
-            Outcome::Done(status) => status,
-            Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,
+            Outcome::Done(status) => {
+                waiting.spare();
+                status
+            }
+            Outcome::Posted | Outcome::Retry(_) => waiting.status(self.runtime)?,
         };
         Ok(Outcome::Done(status))
-    }
-}
-
-/// Makes progress once for a call that waits.
-pub(super) fn step(runtime: &Runtime, device: &Port) {
-    // A forked process has nothing to wait for: the next try fails with that error.
-    let _ = runtime.0.progress_keeping(device);
-    std::thread::yield_now();
-}
-
-pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Status, PostError> {
-    loop {
-        // Errors of progress are kept: they may be of other operations.
-        match runtime.0.wait_keeping(&|| waiting.test(), None) {
-            Ok(()) => {}
-            Err(WaitError::Progress(ProgressError::Forked)) => return Err(PostError::Forked),
-            Err(WaitError::Progress(_) | WaitError::TimedOut(_)) => {
-                return Err(PostError::WouldBlock);
-            }
-        }
-        if let Some(status) = waiting.take().and_then(|mut statuses| statuses.pop()) {
-            return Ok(status);
-        }
     }
 }
 

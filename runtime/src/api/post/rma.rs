@@ -3,13 +3,13 @@
 use super::options::{Outcome, Post, RetryReason, Tells};
 use super::pieces::Carries;
 use super::place::Place;
-use super::recv::{step, wait_for};
 use super::submit::Kind;
 use super::transmit::{own, tell_now};
+use super::waiting::{Waiting, step};
 use super::{PostGet, PostPut};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
-use crate::comp::{AsCompletion, Completion, Synchronizer};
+use crate::comp::Completion;
 use crate::datapath::{Landing, Moving, NOBODY, Port};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
@@ -179,13 +179,16 @@ impl<K> Post<'_, K> {
         if in_handler() && !ends_at_once(self) {
             return Err(PostError::WouldBlock);
         }
-        let waiting = Synchronizer::new(1);
+        let waiting = Waiting::new();
         loop {
             match begin(self, Some(waiting.as_completion()))? {
-                Outcome::Posted => return wait_for(self.runtime, &waiting).map(Outcome::Done),
+                Outcome::Posted => return waiting.status(self.runtime).map(Outcome::Done),
                 Outcome::Retry(_) if in_handler() => return Err(PostError::WouldBlock),
                 Outcome::Retry(_) => step(self.runtime, self.device_inner()),
-                done @ Outcome::Done(_) => return Ok(done),
+                done @ Outcome::Done(_) => {
+                    waiting.spare();
+                    return Ok(done);
+                }
             }
         }
     }

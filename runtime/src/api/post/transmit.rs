@@ -3,10 +3,10 @@
 use super::desc::OpDesc;
 use super::options::{Outcome, Post, RetryReason, Sending};
 use super::order::Order;
-use super::recv::{step, wait_for};
+use super::waiting::{Waiting, step};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
-use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
+use crate::comp::{Completion, Status};
 use crate::datapath::Port;
 use crate::deadline::Deadline;
 use crate::error::PostError;
@@ -468,7 +468,7 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
     if in_handler() {
         return Err(PostError::WouldBlock);
     }
-    let waiting = Synchronizer::new(1);
+    let waiting = Waiting::new();
     let inner = Outgoing { desc: out.desc.telling(waiting.as_completion()), ..*out };
     loop {
         match transmit(&inner, sending)? {
@@ -483,10 +483,12 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
                 }
             }
             Outcome::Posted => {
-                let status = wait_for(out.runtime, &waiting)?;
-                return Ok(Outcome::Done(status));
+                return waiting.status(out.runtime).map(Outcome::Done);
             }
-            done @ Outcome::Done(_) => return Ok(done),
+            done @ Outcome::Done(_) => {
+                waiting.spare();
+                return Ok(done);
+            }
         }
     }
 }
