@@ -271,6 +271,34 @@ fn a_signal_ends_everything_and_what_was_done_is_reported() {
 }
 
 #[test]
+fn a_run_that_is_killed_takes_its_part_along_and_a_later_one_removes_its_folders() {
+    let hangs = "echo > $STARTED; exec sleep 64738291";
+    let folder = Folder::packed("killed", &[("planted_a", hangs), ("planted_b", GOOD)]);
+    let (temporary, here) = (folder.temporary(), folder.0.join("started"));
+    let mut command = folder.selftest("planted_a", &[]);
+    command.env("TMPDIR", &temporary).env("STARTED", &here);
+    let child = started(command);
+    let later = || folder.selftest("planted_b", &[]).env("TMPDIR", &temporary).output().unwrap();
+    let left = || fs::read_dir(&temporary).unwrap().count();
+    while running("64738291") == 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    // One that runs keeps its folders.
+    assert!(said(&later()).contains("another selftest writes there"));
+    assert_eq!(left(), 2);
+    child.signal(Signal::KILL);
+    let start = Instant::now();
+    while running("64738291") > 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "the part still runs");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(left(), 2);
+    let output = later();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(left(), 0);
+}
+
+#[test]
 fn what_was_started_to_outlive_its_terminal_does() {
     let script = format!("echo > $STARTED; sleep 0.5; {GOOD}");
     let folder = Folder::bundle("nohup", &[("planted_a", &script), ("planted_b", &script)]);

@@ -1,6 +1,7 @@
 //! Runs one process to its end or its limit, and ends all processes that it leaves behind.
 
 use super::SelftestError;
+use crate::launch::tie;
 use children::{ChildError, Running, interrupted};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -69,8 +70,9 @@ pub(super) fn capture(
 
 /// Runs a command in a process group of its own, so that Ctrl-C reaches this process alone. At the
 /// limit or on a signal it ends the command. In each case it ends all processes that the command
-/// has started.
+/// has started. The command ends with this process, too.
 fn run(command: &mut Command, limit: Duration, on_tick: impl FnMut()) -> Result<(), Trouble> {
+    tie(command);
     let mut running = match Running::start(command.stdin(Stdio::null()).process_group(0)) {
         Err(ChildError::Interrupted { .. }) => return Err(Trouble::Interrupted),
         started => started?,

@@ -12,6 +12,7 @@
 //! | [`node`] | the choice of the rank that does the work of a node |
 //! | [`kit`] | the programs, next to this one or in target/ |
 //! | [`unpacked`] | a bundle's programs: their unpacking, and its place |
+//! | [`temporary`] | folders that are removed, also after a run that was killed |
 //! | [`machine`] | the hardware, as `carrack info` reports it |
 //! | [`suites`], [`examples`], [`halo`], [`perf`] | the parts |
 //! | [`part`] | a part: its command line, its run and its outcome |
@@ -32,6 +33,7 @@ mod part;
 mod perf;
 mod report;
 mod suites;
+mod temporary;
 mod unpacked;
 
 pub(crate) use options::SelftestOptions;
@@ -193,9 +195,8 @@ fn now() -> String {
 
 /// Creates a folder for temporary files of the parts, which is removed in the end.
 fn scratch() -> Result<TempDir, SelftestError> {
-    let folder = tempfile::Builder::new().prefix("carrack-selftest-").tempdir();
     let path = std::env::temp_dir();
-    folder.map_err(|source| SelftestError::Temporary { path, source })
+    temporary::folder(&path, "selftest").map_err(|source| SelftestError::Temporary { path, source })
 }
 
 /// Makes the folders of the report, and takes them for this run until the result is dropped.

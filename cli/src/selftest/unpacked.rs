@@ -6,6 +6,7 @@
 //!
 //! `xtask/src/bundle/pack.rs` writes the archive.
 
+use super::temporary;
 use lzma_rust2::XzReader;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use std::fs::{self, File};
@@ -96,8 +97,7 @@ impl Programs<'_> {
         if about.f_flag.contains(StatVfsMountFlags::NOEXEC) {
             return Err(Unfit::NoExec(place.to_owned()).into());
         }
-        let folder = tempfile::Builder::new().prefix("carrack-programs-").tempdir_in(place);
-        let folder = folder.map_err(Unfit::file(place))?;
+        let folder = temporary::folder(place, "programs").map_err(Unfit::file(place))?;
         let since = since.map_or_else(String::new, |why| format!(" ({why})"));
         let path = folder.path();
         (self.tell)(&format!("unpacking the programs into {}{since}", path.display()));
