@@ -101,17 +101,6 @@ pub enum Plain<'a> {
     Synchronizer(&'a Gathered),
 }
 
-impl Plain<'_> {
-    /// Adds the status that `make` makes. `false`: there is no room now, and `make` was not called.
-    #[inline(always)]
-    pub(crate) fn push_made(self, make: impl FnOnce() -> Status) -> bool {
-        match self {
-            Self::Queue(queue) => queue.push_made(make),
-            Self::Synchronizer(gathered) => gathered.push_made(make),
-        }
-    }
-}
-
 /// Anything that stands for a completion object in a post: the objects of this module, or an
 /// `Arc<dyn Completion>`.
 pub trait AsCompletion {

@@ -34,8 +34,8 @@ impl Gathered {
 
     /// Adds the status that `make` makes. `false`: there is no room, or another thread is at it; and
     /// `make` was not called.
-    #[inline]
-    pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
+    #[inline(never)]
+    pub(crate) fn push_made(&self, make: &mut dyn FnMut() -> Status) -> bool {
         let statuses = self.statuses.try_lock();
         let Some(mut statuses) = statuses.filter(|it| it.len() < self.threshold) else {
             return false;

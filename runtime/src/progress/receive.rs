@@ -2,9 +2,9 @@
 
 use super::found::Found;
 use super::{Meeting, Met, found};
-use crate::comp::Status;
+use crate::comp::{Plain, Status};
 use crate::matching::{Content, Receive, Unexpected};
-use crate::names::{Rank, Tag};
+use crate::names::{Rank, Tag, UserContext};
 use crate::op::OpContext;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
@@ -50,14 +50,15 @@ impl Receive {
         if !is_ready {
             return false;
         }
-        let ends = object.push_made(|| {
-            if WAITS {
-                let is_copied = is_copied(&mut self.buffer, bytes);
-                debug_assert!(is_copied, "it fits into host memory");
+        let (buffer, context) = (&mut self.buffer, self.op.user_context);
+        let ends = match object {
+            Plain::Queue(queue) => {
+                queue.push_made(|| over::<WAITS>(buffer, (from, tag, bytes), context))
             }
-            let (buffer, user_context) = (std::mem::take(&mut self.buffer), self.op.user_context);
-            Status { rank: from, tag, size, user_context, buffer, error: None }
-        });
+            Plain::Synchronizer(gathered) => {
+                gathered.push_made(&mut || over::<WAITS>(buffer, (from, tag, bytes), context))
+            }
+        };
         if ends && let Some(told) = self.op.comp.take() {
             met.told.push(told);
         }
@@ -87,6 +88,21 @@ impl Receive {
         let message = Unexpected { from, tag, content: Content::Here(payload) };
         found(met, Meeting::Pair(message, self.take()))
     }
+}
+
+/// Returns the status of a receive whose message has come. `WAITS`: its bytes are still to be copied.
+#[inline(always)]
+fn over<const WAITS: bool>(
+    buffer: &mut Buffer,
+    (from, tag, bytes): (Rank, Tag, &SmallBytes),
+    user_context: UserContext,
+) -> Status {
+    if WAITS {
+        let is_copied = is_copied(buffer, bytes);
+        debug_assert!(is_copied, "it fits into host memory");
+    }
+    let (buffer, size) = (std::mem::take(buffer), bytes.as_slice().len());
+    Status { rank: from, tag, size, user_context, buffer, error: None }
 }
 
 /// Copies a message of a few bytes, unless it is too long, or an engine is needed.
