@@ -3,7 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `test` | `cargo xtask test`: the steps of a check, their summary and the closing count |
-//! | `peers` | `bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
+//! | `peers` | `bench-peers`: Carrack, UCX, MPICH and Open MPI side by side on the same two cores |
 //! | `bundle` | `bundle`: a folder for `carrack selftest` on a machine without Rust |
 //! | `bindings` | `bindings`: what `verbs/sys` knows of rdma-core's headers |
 //! | `guest` | `rdma-guest`: a command in a virtual machine with simulated RDMA devices |
@@ -46,7 +46,7 @@ struct Arguments {
 enum Task {
     /// Build and test everything; with --full run all that CI runs, and install its tools
     Test(test::Options),
-    /// Measure Carrack, UCX and MPICH side by side, in alternating rounds on the same two cores
+    /// Measure Carrack, UCX, MPICH and Open MPI side by side, in alternating rounds on the same two cores
     BenchPeers(peers::Options),
     /// Build a folder of programs with which `carrack selftest` runs on a machine without Rust
     Bundle(bundle::Options),

@@ -172,7 +172,7 @@ impl Suite {
             args.push("--test-threads=1".into());
         }
         if self.on == On::Cuda {
-            env.push(("CARRACK_REQUIRE_GPU", "1".into()));
+            env.push(("TEST_REQUIRE_GPU", "1".into()));
         }
         let program = kit.tests.get(self.program).cloned();
         Part {

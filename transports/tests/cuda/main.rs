@@ -1,6 +1,6 @@
 //! The CUDA driver on real GPUs: every rule of gpu.md that this layer can show, named at its test.
 //!
-//! Without a device each test says so and passes; with `CARRACK_REQUIRE_GPU=1` it fails. Tests of
+//! Without a device each test says so and passes; with `TEST_REQUIRE_GPU=1` it fails. Tests of
 //! two devices need two. Tests between processes start this program again, for the one test
 //! [`child`], with a role in an environment variable and a socket as standard input.
 //!

@@ -21,8 +21,8 @@ pub fn need(count: usize) -> Option<(CudaDriver, Vec<Arc<dyn Gpu>>)> {
         Ok(_) => "no device".into(),
         Err(why) => why.to_string(),
     };
-    let required = std::env::var_os("CARRACK_REQUIRE_GPU").is_some_and(|set| set == "1");
-    assert!(!required, "CARRACK_REQUIRE_GPU=1: {reason}");
+    let required = std::env::var_os("TEST_REQUIRE_GPU").is_some_and(|set| set == "1");
+    assert!(!required, "TEST_REQUIRE_GPU=1: {reason}");
     println!("skipped: {reason}");
     None
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side.
+//! `cargo xtask bench-peers`: Carrack, UCX, MPICH and Open MPI side by side.
 //!
 //! All sides run on the same cores, pinned, in rounds in which they take turns and another one goes
 //! first. The report has each side's median over the rounds, and the ratio to the better peer's.
