@@ -46,7 +46,7 @@ struct Arguments {
 enum Task {
     /// Build and test everything; with --full run all that CI runs, and install its tools
     Test(test::Options),
-    /// Measure Carrack, UCX, MPICH and Open MPI side by side, in alternating rounds on the same two cores
+    /// Measure Carrack, UCX, MPICH and Open MPI side by side, in alternating rounds on two cores
     BenchPeers(peers::Options),
     /// Build a folder of programs with which `carrack selftest` runs on a machine without Rust
     Bundle(bundle::Options),
