@@ -164,8 +164,8 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// Runs traffic over two links, each with a relay. Whichever connection the links share is cut again
-/// and again.
+/// Runs traffic over two links, each with a relay. Whichever connection the links share is cut
+/// again and again.
 fn cut(seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let [mut here, mut there] = [0, 1].map(Side::new);

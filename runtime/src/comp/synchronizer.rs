@@ -32,7 +32,7 @@ impl Gathered {
         self.statuses.lock()
     }
 
-    /// Adds the status that `make` makes. `false`: there is no room, or another thread is at it; and
+    /// Adds the status that `make` makes. `false`: there is no room, or another thread is at it, and
     /// `make` was not called.
     #[inline(never)]
     pub(crate) fn push_made(&self, make: &mut dyn FnMut() -> Status) -> bool {

@@ -249,7 +249,8 @@ pub enum PostError {
     Atomic(AtomicError),
     /// It is posted after its own deadline.
     #[error(
-        "the deadline of this operation on {0} has passed, so it was not posted: give it a later one"
+        "the deadline of this operation on {0} has passed, so it was not posted: give it a later \
+        one"
     )]
     TimedOut(Rank),
     /// The device was closed.

@@ -90,7 +90,8 @@ impl Receive {
     }
 }
 
-/// Returns the status of a receive whose message has come. `WAITS`: its bytes are still to be copied.
+/// Returns the status of a receive whose message has come. `WAITS`: its bytes are still to be
+/// copied.
 #[inline(always)]
 fn over<const WAITS: bool>(
     buffer: &mut Buffer,
