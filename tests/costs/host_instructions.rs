@@ -3,7 +3,7 @@
 use crate::profile::counted;
 use crate::report::Count;
 use crate::support::{Job, OverShm, Watchdog};
-use carrack::{Buffer, Counter, Rank, RemoteComp, Runtime, Synchronizer, Tag};
+use carrack::{Buffer, CompQueue, Counter, Rank, RemoteComp, Runtime, Synchronizer, Tag};
 use std::hint::black_box;
 
 const ROLE: &str = "TEST_HOST_INSTRUCTIONS";
@@ -13,13 +13,14 @@ const MESSAGES: u64 = 1000;
 const WARM_UP: u64 = 300;
 
 /// Counted functions. No two have the same code, which the compiler would merge.
-const MEASURED: [&str; 6] = [
+const MEASURED: [&str; 7] = [
     "measured_am",
     "measured_delivery",
     "measured_receive",
     "measured_send",
     "measured_match",
     "measured_fruitless",
+    "measured_match_of_4_kib",
 ];
 
 #[inline(never)]
@@ -50,6 +51,12 @@ fn measured_match(rank: &Runtime, arrived: &Synchronizer) -> bool {
 }
 
 #[inline(never)]
+fn measured_match_of_4_kib(rank: &Runtime, arrived: &CompQueue) -> bool {
+    drop(rank.progress());
+    !arrived.is_empty()
+}
+
+#[inline(never)]
 fn measured_fruitless(rank: &Runtime) {
     drop(rank.progress());
 }
@@ -64,7 +71,7 @@ fn a_rank_in_its_role() {
     let ranks = black_box(OverShm::ranks(2));
     let (delivered, arrived) = (Counter::new(), Synchronizer::new(1));
     let name = ranks[1].register_comp(&delivered).unwrap();
-    let mut buffer = vec![0; 8];
+    let (mut buffer, mut large, queue) = (vec![0; 8], vec![0; 4096], CompQueue::new(1));
     for number in 1..=WARM_UP + MESSAGES {
         let is_counted = number > WARM_UP;
         if is_counted {
@@ -86,6 +93,17 @@ fn a_rank_in_its_role() {
                 ranks.iter().for_each(|rank| drop(rank.progress()));
             }
         }
+        ranks[1].post_recv(Rank(0), large, Tag(2)).comp(&queue).submit().unwrap();
+        ranks[0].post_send(Rank(1), &[number as u8; 4096], Tag(2)).submit().unwrap();
+        while is_counted && !measured_match_of_4_kib(&ranks[1], &queue)
+            || !is_counted && queue.is_empty()
+        {
+            drop(ranks[1].progress());
+        }
+        let status = queue.pop().unwrap();
+        assert_eq!(status.bytes(), Some(&[number as u8; 4096][..]));
+        let Buffer::Vec(back) = status.buffer else { panic!("another buffer") };
+        large = back;
         let status = arrived.take().unwrap().pop().unwrap();
         assert_eq!(status.bytes(), Some(&number.to_le_bytes()[..]));
         let Buffer::Vec(back) = status.buffer else { panic!("another buffer") };

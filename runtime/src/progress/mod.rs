@@ -45,7 +45,7 @@ use carrack_transports::contract::{
     Batch, Event, Header, Matcher, Payload, PeerId, Polled, SmallArrival,
 };
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{MemMut, SmallBytes};
+use carrack_transports::mem::{MemMut, MemRef, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -178,6 +178,12 @@ pub(crate) fn drop_told() {
     }
 }
 
+/// Ways of a message to its receive. Each has code of its own: what two shared would not be inlined,
+/// which costs a short message a fiftieth of its time.
+const IN_BATCH: u8 = 0;
+const ALONE: u8 = 1;
+const IN_PLACE: u8 = 2;
+
 /// Receiver of the messages of a device's poll.
 struct InOrder<'a> {
     pass: &'a Pass<'a>,
@@ -188,7 +194,12 @@ impl Matcher for InOrder<'_> {
     /// Takes a message that ends its receive at once, as most short ones do.
     #[inline]
     fn match_alone(&mut self, message: &SmallArrival) -> bool {
-        Message::is_send(message.header) && self.ends(message)
+        Message::is_send(message.header) && self.ends_short(message)
+    }
+
+    #[inline]
+    fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
+        Message::is_send(header) && self.ends::<IN_PLACE>(from, header, bytes)
     }
 
     #[inline]
@@ -198,21 +209,27 @@ impl Matcher for InOrder<'_> {
 }
 
 impl InOrder<'_> {
-    /// Ends the receive that a message meets. Apart, so that other messages do not pay for it.
+    /// Ends the receive that a short message meets. Apart, so that other messages do not pay for
+    /// it.
     #[inline(never)]
-    fn ends(&mut self, message: &SmallArrival) -> bool {
+    fn ends_short(&mut self, message: &SmallArrival) -> bool {
+        self.ends::<ALONE>(message.from, message.header, MemRef::host(message.bytes.as_slice()))
+    }
+
+    /// Ends the receive that a message meets.
+    #[inline(always)]
+    fn ends<const HOW: u8>(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
         let Pass { inner, device, .. } = self.pass;
-        let Some(Message::Send { engine, policy, tag }) = Message::decode_send(message.header)
-        else {
+        let Some(Message::Send { engine, policy, tag }) = Message::decode_send(header) else {
             return false;
         };
         if inner.chores.there().has(Chore::Suspects) || !device.undelivered.is_empty() {
             return false;
         }
         let Some(engine) = inner.engines.get(engine) else { return false };
-        let from = device.rank_of(message.from);
+        let from = device.rank_of(from);
         engine.arrive_alone(policy, from, tag, |receive| {
-            receive.ends::<true>((from, tag, &message.bytes), self.met)
+            receive.ends::<HOW>((from, tag, bytes), self.met)
         })
     }
 }

@@ -1,7 +1,7 @@
 //! A receive that a message meets.
 
 use super::found::Found;
-use super::{Meeting, Met, found};
+use super::{IN_BATCH, Meeting, Met, found};
 use crate::comp::{Plain, Status};
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, Tag, UserContext};
@@ -21,28 +21,29 @@ impl Receive {
         met: &mut Met,
         at_once: bool,
     ) -> Found {
-        if at_once && self.ends::<false>((from, tag, bytes), met) {
+        let view = MemRef::host(bytes.as_slice());
+        if at_once && self.ends::<IN_BATCH>((from, tag, view), met) {
             return Found::Kept;
         }
         self.meets_small((from, tag, bytes), met)
     }
 
-    /// Takes a message of a few bytes, and tells the completion object, if that is all there is to
-    /// do: the CPU can copy them, and the object is plain and has room. Otherwise returns `false`.
-    /// `WAITS`: the receive then waits on, and another thread may cancel it, so its buffer stays
-    /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
+    /// Takes a message, and tells the completion object, if that is all there is to do: the CPU can
+    /// copy it, and the object is plain and has room. Otherwise returns `false`.
+    /// Except `IN_BATCH` the receive then waits on, and another thread may cancel it, so its buffer
+    /// stays as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
     #[inline(always)]
-    pub(super) fn ends<const WAITS: bool>(
+    pub(super) fn ends<const HOW: u8>(
         &mut self,
-        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        (from, tag, bytes): (Rank, Tag, MemRef<'_>),
         met: &mut Met,
     ) -> bool {
-        let size = bytes.as_slice().len();
+        let size = bytes.len();
         let Some(object) = self.op.comp.as_ref().and_then(|comp| comp.as_plain()) else {
             return false;
         };
         let fits = |to: MemMut<'_>| to.place().is_host() && size <= to.len();
-        let is_ready = if WAITS {
+        let is_ready = if HOW != IN_BATCH {
             self.buffer.view_mut().is_some_and(fits)
         } else {
             is_copied(&mut self.buffer, bytes)
@@ -53,10 +54,10 @@ impl Receive {
         let (buffer, context) = (&mut self.buffer, self.op.user_context);
         let ends = match object {
             Plain::Queue(queue) => {
-                queue.push_made(|| over::<WAITS>(buffer, (from, tag, bytes), context))
+                queue.push_made(|| over::<HOW>(buffer, (from, tag, bytes), context))
             }
             Plain::Synchronizer(gathered) => {
-                gathered.push_made(&mut || over::<WAITS>(buffer, (from, tag, bytes), context))
+                gathered.push_made(&mut || over::<HOW>(buffer, (from, tag, bytes), context))
             }
         };
         if ends && let Some(told) = self.op.comp.take() {
@@ -73,7 +74,7 @@ impl Receive {
         (from, tag, bytes): (Rank, Tag, &SmallBytes),
         met: &mut Met,
     ) -> Found {
-        if !is_copied(&mut self.buffer, bytes) {
+        if !is_copied(&mut self.buffer, MemRef::host(bytes.as_slice())) {
             return self.meets(from, tag, Payload::Small(*bytes), met);
         }
         let Self { buffer, op: OpContext { comp, user_context, .. } } = self.take();
@@ -90,32 +91,33 @@ impl Receive {
     }
 }
 
-/// Returns the status of a receive whose message has come. `WAITS`: its bytes are still to be
-/// copied.
+/// Returns the status of a receive whose message has come. Except `IN_BATCH` its bytes are still to
+/// be copied.
 #[inline(always)]
-fn over<const WAITS: bool>(
+fn over<const HOW: u8>(
     buffer: &mut Buffer,
-    (from, tag, bytes): (Rank, Tag, &SmallBytes),
+    (from, tag, bytes): (Rank, Tag, MemRef<'_>),
     user_context: UserContext,
 ) -> Status {
-    if WAITS {
+    if HOW != IN_BATCH {
         let is_copied = is_copied(buffer, bytes);
         debug_assert!(is_copied, "it fits into host memory");
     }
-    let (buffer, size) = (std::mem::take(buffer), bytes.as_slice().len());
+    let (buffer, size) = (std::mem::take(buffer), bytes.len());
     Status { rank: from, tag, size, user_context, buffer, error: None }
 }
 
-/// Copies a message of a few bytes, unless it is too long, or an engine is needed.
+/// Copies a message, unless it is too long, or an engine is needed.
 #[inline(always)]
-fn is_copied(to: &mut Buffer, bytes: &SmallBytes) -> bool {
-    to.view_mut().is_some_and(|to| copy_now(to, MemRef::host(bytes.as_slice())).is_ok())
+fn is_copied(to: &mut Buffer, bytes: MemRef<'_>) -> bool {
+    to.view_mut().is_some_and(|to| copy_now(to, bytes).is_ok())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::comp::{AsCompletion, CompQueue};
+    use crate::progress::ALONE;
 
     /// Another thread may still cancel the receive, whose buffer is then as it was.
     #[test]
@@ -125,12 +127,13 @@ mod tests {
         while queue.as_completion().signal(status()).is_ok() {}
         let op = OpContext::of_runtime(Rank(0), Tag(0), 0, Some(queue.as_completion().clone()));
         let mut receive = Receive { buffer: vec![7; 8].into(), op };
-        let message = (Rank(0), Tag(0), &SmallBytes::first(6, [1; _]));
+        let bytes = SmallBytes::first(6, [1; _]);
+        let message = (Rank(0), Tag(0), MemRef::host(bytes.as_slice()));
         let mut met = Met::default();
-        assert!(!receive.ends::<true>(message, &mut met));
+        assert!(!receive.ends::<ALONE>(message, &mut met));
         assert!(matches!(&receive.buffer, Buffer::Vec(bytes) if *bytes == [7; 8]));
         drop(queue.pop());
-        assert!(receive.ends::<true>(message, &mut met));
+        assert!(receive.ends::<ALONE>(message, &mut met));
         assert!(matches!(&receive.buffer, Buffer::Empty));
     }
 }

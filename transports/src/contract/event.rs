@@ -286,6 +286,13 @@ pub trait Matcher {
         false
     }
 
+    /// Takes a message that has come alone, from its place in memory that this process shares with
+    /// the sender, as [`match_alone`](Self::match_alone) takes a short one.
+    fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
+        let _ = (from, header, bytes);
+        false
+    }
+
     /// Matches the messages of a batch.
     fn match_all(&mut self, batch: &mut Batch);
 }

@@ -7,9 +7,9 @@ use super::handshake::{MAX_MESSAGE, Message};
 use super::segment::{Segment, SegmentSlots};
 use super::stranger::Guest;
 use crate::contract::{
-    Batch, DownCause, Event, Header, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
+    Batch, DownCause, Event, Header, Lender, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
 };
-use crate::mem::{PacketSource, SmallBytes};
+use crate::mem::{MemRef, PacketSource, SmallBytes};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, Received};
 use crate::net::watched::Watched;
@@ -127,7 +127,7 @@ impl Source {
             return self.take(packets, batch);
         };
         if record.kind != KIND_INLINE || record.count != 1 {
-            return self.take(packets, batch);
+            return self.take_in_place(packets, batch, matcher);
         }
         fill(message, &record, self.from);
         let is_taken = matcher.match_alone(message);
@@ -137,6 +137,27 @@ impl Source {
         self.consumer.advance(1);
         (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
         if is_taken { Look::Took } else { Look::Goes }
+    }
+
+    /// Takes a single record. If it is a chunk, the matcher may copy the message out of it.
+    #[inline(never)]
+    fn take_in_place(
+        &mut self,
+        packets: &Arc<dyn PacketSource>,
+        batch: &mut Batch,
+        matcher: &mut dyn Matcher,
+    ) -> Look {
+        if let Ok(Some(record)) = self.consumer.peek()
+            && record.kind == KIND_CHUNK
+            && let Ok((chunk, bytes)) = chunk_of(&record, &self.segment, packets)
+            && matcher.match_in_place(self.from, Header(record.header()), bytes)
+        {
+            self.segment.give_back(chunk);
+            self.consumer.advance(1);
+            (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
+            return Look::Took;
+        }
+        self.take(packets, batch)
     }
 
     /// Takes records into the batch: of a stream as many as a turn allows, else one.
@@ -268,31 +289,42 @@ fn receive(
             Ok(Some((header, Payload::Packet(packet))))
         }
         KIND_CHUNK => {
-            let mut place = ChunkPlace::new_zeroed();
-            if record.len() != size_of_val(&place) {
-                return Err(format!("a chunk record of {} bytes", record.len()));
-            }
-            record.copy_to(place.as_mut_bytes());
-            let (chunk, len) = (place.chunk.get(), place.len.get());
-            let Some(bytes) = segment.chunk(chunk, len) else {
-                return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
-            };
-            segment.will_read(bytes.as_ptr(), bytes.len());
-            // The runtime needs a packet to take the message in. A message too long for any packet
-            // would wait forever, and all other peers' messages behind it.
-            if bytes.len() > packets.packet_size() {
-                let room = packets.packet_size();
-                return Err(format!(
-                    "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must \
-                    be the same on all ranks"
-                ));
-            }
+            let (chunk, bytes) = chunk_of(&record, segment, packets)?;
+            let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
             let loan = unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) };
             Ok(Some((header, Payload::Loan(loan))))
         }
         kind => Err(format!("a record of unknown kind {kind}")),
     }
+}
+
+/// Returns the chunk that a record names, and the message in it.
+fn chunk_of<'a>(
+    record: &Record<'_, SegmentSlots>,
+    segment: &'a Segment,
+    packets: &Arc<dyn PacketSource>,
+) -> Result<(u32, MemRef<'a>), String> {
+    let mut place = ChunkPlace::new_zeroed();
+    if record.len() != size_of_val(&place) {
+        return Err(format!("a chunk record of {} bytes", record.len()));
+    }
+    record.copy_to(place.as_mut_bytes());
+    let (chunk, len) = (place.chunk.get(), place.len.get());
+    let Some(bytes) = segment.chunk(chunk, len) else {
+        return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
+    };
+    segment.will_read(bytes.as_ptr(), bytes.len());
+    // The runtime needs a packet to take the message in. A message too long for any packet would
+    // wait forever, and all other peers' messages behind it.
+    if bytes.len() > packets.packet_size() {
+        let room = packets.packet_size();
+        return Err(format!(
+            "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must be the \
+            same on all ranks"
+        ));
+    }
+    Ok((chunk, bytes))
 }
 
 #[cfg(test)]
