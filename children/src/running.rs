@@ -241,8 +241,11 @@ impl Running {
             pause();
         }
         // One that has changed its user goes on.
-        if self.child.kill().is_ok() {
-            self.is_over |= self.child.wait().is_ok();
+        match self.child.try_wait() {
+            Ok(None) if self.child.kill().is_ok() => self.is_over |= self.child.wait().is_ok(),
+            Ok(ended) => self.is_over |= ended.is_some(),
+            // Its number may be another process's by now.
+            Err(_) => {}
         }
         ended
     }

@@ -47,7 +47,8 @@ pub(crate) fn counted(
         .env(told, "1")
         .output()
         .unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let said = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
     let profile = std::fs::read_to_string(&out).unwrap();
     let _ = std::fs::remove_file(&out);
     instructions(&profile, skipped)

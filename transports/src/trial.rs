@@ -14,6 +14,7 @@ use children::{ChildError, Running, Stream, pause};
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -117,6 +118,8 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
     }
     command.args(arguments).env(QUESTION, question).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // Ctrl-C is the program's, which may go on.
+    command.process_group(0);
     match Running::start(&mut command) {
         Ok(running) => said_by(running).map_err(|what| {
             let path = path.display();

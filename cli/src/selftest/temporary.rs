@@ -2,6 +2,7 @@
 
 use super::node::host;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::retry_on_intr;
 use rustix::process::getuid;
 use std::fs::{self, DirEntry, File};
 use std::io;
@@ -13,11 +14,16 @@ use tempfile::TempDir;
 pub(super) fn folder(place: &Path, content: &str) -> io::Result<TempDir> {
     // Locks of some file systems hold on one machine only.
     let prefix = format!("carrack-{content}-{}-", host());
+    // Of another host whose name begins alike, more follows than these six letters.
+    let is_name = |name: &[u8]| {
+        let random = name.strip_prefix(prefix.as_bytes());
+        random.is_some_and(|it| it.len() == 6 && it.iter().all(u8::is_ascii_alphanumeric))
+    };
     let is_ours = |entry: &DirEntry| {
-        entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes())
+        is_name(entry.file_name().as_encoded_bytes())
             && entry.metadata().is_ok_and(|it| it.is_dir() && it.uid() == getuid().as_raw())
     };
-    for entry in fs::read_dir(place)?.flatten().filter(is_ours) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten().filter(is_ours) {
         if let Ok(lock) = File::open(entry.path())
             && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
@@ -28,7 +34,8 @@ pub(super) fn folder(place: &Path, content: &str) -> io::Result<TempDir> {
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(place)?;
         let lock = File::open(folder.path());
         // Without locks none can be taken, and no folder is removed.
-        let _ = lock.as_ref().map(|lock| flock(lock, FlockOperation::LockExclusive));
+        let locked = |lock| retry_on_intr(|| flock(lock, FlockOperation::LockExclusive));
+        let _ = lock.as_ref().map(locked);
         // Another run may have removed it before it was locked.
         if folder.path().exists() {
             // Open to the end of this process.

@@ -61,7 +61,7 @@ impl Core {
         self.note_driven();
         let limit = limit.map(|limit| (limit, Instant::now()));
         let mut quiet_since = None;
-        let mut spins = 0_u32;
+        let (mut spins, mut moves) = (0_u32, 0_u32);
         let mut nap = SHORT;
         loop {
             if done() {
@@ -75,6 +75,15 @@ impl Core {
             match progress {
                 Ok(true) => {
                     (spins, nap, quiet_since) = (0, SHORT, None);
+                    moves = moves.wrapping_add(1);
+                    // What moves may be of others, without an end.
+                    if moves.is_multiple_of(64)
+                        && let Some((limit, start)) = limit
+                        && start.elapsed() >= limit
+                        && !done()
+                    {
+                        return Err(WaitError::TimedOut(limit));
+                    }
                     continue;
                 }
                 Ok(false) => {}

@@ -126,8 +126,10 @@ impl Source {
         let (Ok(Some(record)), Some(message)) = (self.consumer.peek(), batch.next_small()) else {
             return self.take(packets, batch);
         };
-        if record.kind != KIND_INLINE || record.count != 1 {
-            return self.take_in_place(packets, batch, matcher);
+        match (record.kind, record.count) {
+            (KIND_INLINE, 1) => {}
+            (KIND_CHUNK, _) => return self.take_in_place(packets, batch, matcher),
+            _ => return self.take(packets, batch),
         }
         fill(message, &record, self.from);
         let is_taken = matcher.match_alone(message);
@@ -139,7 +141,7 @@ impl Source {
         if is_taken { Look::Took } else { Look::Goes }
     }
 
-    /// Takes a single record. If it is a chunk, the matcher may copy the message out of it.
+    /// Takes a single record, that of a chunk: the matcher may copy the message out of it.
     #[inline(never)]
     fn take_in_place(
         &mut self,
@@ -148,7 +150,6 @@ impl Source {
         matcher: &mut dyn Matcher,
     ) -> Look {
         if let Ok(Some(record)) = self.consumer.peek()
-            && record.kind == KIND_CHUNK
             && let Ok((chunk, bytes)) = chunk_of(&record, &self.segment, packets)
             && matcher.match_in_place(self.from, Header(record.header()), bytes)
         {

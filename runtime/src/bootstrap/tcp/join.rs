@@ -173,7 +173,7 @@ impl Search<'_> {
         let deadline = Instant::now() + limit;
         let mut channel = TcpChannel::dial(address, LIMITS).map_err(again)?;
         while !channel.is_connected().map_err(again)? {
-            if !wait(&channel, PollFlags::OUT, deadline) {
+            if !wait(&channel, PollFlags::OUT, deadline) || Instant::now() >= deadline {
                 return Err(Refusal::Again("it does not answer".into()));
             }
         }
