@@ -32,8 +32,8 @@ impl Gathered {
         self.statuses.lock()
     }
 
-    /// Adds the status that `make` makes. `false`: there is no room, or another thread is at it, and
-    /// `make` was not called.
+    /// Adds the status that `make` makes. `false`: there is no room, or another thread has the
+    /// lock, and `make` was not called.
     #[inline(never)]
     pub(crate) fn push_made(&self, make: &mut dyn FnMut() -> Status) -> bool {
         let statuses = self.statuses.try_lock();

@@ -178,8 +178,8 @@ pub(crate) fn drop_told() {
     }
 }
 
-/// Ways of a message to its receive. Each has code of its own: what two shared would not be inlined,
-/// which costs a short message a fiftieth of its time.
+/// Ways of a message to its receive. Each has code of its own: code that two shared would not be
+/// inlined, which costs a short message a fiftieth of its time.
 const IN_BATCH: u8 = 0;
 const ALONE: u8 = 1;
 const IN_PLACE: u8 = 2;
