@@ -6,7 +6,7 @@ use carrack::settings::ProgressChoice;
 use carrack::{CompQueue, Counter, Handler, Outcome, Rank, Runtime, Synchronizer, Tag, WaitError};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 over_each_transport!(
@@ -306,6 +306,23 @@ impl Drop for Kept {
 
 thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+/// A message whose handler posts it again: each look finds something.
+#[test]
+fn a_wait_ends_when_its_time_is_up_also_where_messages_never_cease() {
+    let _watchdog = Watchdog::over("an endless message");
+    let rank = OverLoopback::ranks(1).remove(0);
+    let name = Arc::new(OnceLock::new());
+    let known = name.clone();
+    let again = rank.handler(move |runtime, _| {
+        runtime.post_am(Rank(0), b"again", *known.get().unwrap()).submit().unwrap();
+    });
+    let _ = name.set(rank.register_comp(&again).unwrap());
+    rank.post_am(Rank(0), b"again", *name.get().unwrap()).submit().unwrap();
+    let limit = Duration::from_millis(20);
+    let waited = rank.wait_for(limit, || false);
+    assert!(matches!(waited, Err(WaitError::TimedOut(span)) if span == limit), "{waited:?}");
 }
 
 fn a_thread_that_keeps_runtimes_for_itself_ends_in_order<J: Job>() {
