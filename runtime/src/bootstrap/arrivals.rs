@@ -16,6 +16,8 @@ use super::protocol::Frame;
 
 #[derive(Debug)]
 pub(super) struct Arrivals {
+    /// This rank.
+    rank: u32,
     answers: HashMap<String, Answer>,
     untaken: usize,
     fences_done: u64,
@@ -44,8 +46,9 @@ enum End {
 }
 
 impl Arrivals {
-    pub(super) fn new() -> Result<Self, BootstrapError> {
+    pub(super) fn new(rank: u32) -> Result<Self, BootstrapError> {
         Ok(Self {
+            rank,
             answers: HashMap::new(),
             untaken: 0,
             fences_done: 0,
@@ -92,6 +95,10 @@ impl Arrivals {
             }
             Frame::Gone { rank, how } => {
                 self.gone.push((rank, how));
+                if rank == self.rank {
+                    // The store reads no frame of this rank any more.
+                    return self.end(End::LauncherGone);
+                }
                 self.for_fences.raise();
                 if !how.is_orderly() {
                     // From now on a missing key is an error, so all sleepers have to check.
@@ -164,13 +171,16 @@ impl Arrivals {
 
     /// Fails once the launcher reads no more frames.
     pub(super) fn check_end(&self) -> Result<(), BootstrapError> {
-        match &self.end {
-            None => Ok(()),
-            Some(End::LauncherGone) => Err(BootstrapError::LauncherGone),
-            Some(End::StoreGone { rank, address }) => {
+        let forbids_start = |(_, how): &&(u32, Departure)| how.forbids_start();
+        match (&self.end, self.gone.iter().find(forbids_start)) {
+            (None, _) => Ok(()),
+            // It explains the store's end.
+            (Some(_), Some(&(rank, how))) => Err(BootstrapError::RankGone { rank, how }),
+            (Some(End::LauncherGone), _) => Err(BootstrapError::LauncherGone),
+            (Some(End::StoreGone { rank, address }), _) => {
                 Err(BootstrapError::StoreGone { rank: *rank, address: address.clone() })
             }
-            Some(End::Refused(why)) => Err(BootstrapError::Refused { why: why.clone() }),
+            (Some(End::Refused(why)), _) => Err(BootstrapError::Refused { why: why.clone() }),
         }
     }
 

@@ -124,8 +124,8 @@ struct Connection {
 }
 
 impl Client {
-    pub(super) fn new(wire: Wire, host: Host) -> Result<Self, BootstrapError> {
-        let arrivals = Arrivals::new()?;
+    pub(super) fn new(rank: u32, wire: Wire, host: Host) -> Result<Self, BootstrapError> {
+        let arrivals = Arrivals::new(rank)?;
         let fence_news = arrivals.for_fences()?;
         let socket = wire.as_fd().try_clone_to_owned().map_err(|source| BootstrapError::Os {
             doing: "duplicating the bootstrap's socket",

@@ -39,6 +39,11 @@ impl Departure {
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Finished)
     }
+
+    /// Returns `true` if the job cannot start because of it.
+    pub(super) const fn forbids_start(self) -> bool {
+        matches!(self, Self::OtherSecret | Self::CameTwice | Self::OtherSize)
+    }
 }
 
 impl fmt::Display for Departure {

@@ -65,7 +65,7 @@ impl FromLauncher {
         })?;
         let mut wire = Wire::Packets(channel, VecDeque::new());
         let job = greeting(&mut wire, rank, size)?;
-        Ok(Self { rank, size, job, client: Client::new(wire, Host::Launcher)? })
+        Ok(Self { rank, size, job, client: Client::new(rank, wire, Host::Launcher)? })
     }
 }
 

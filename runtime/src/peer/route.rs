@@ -436,9 +436,11 @@ pub(crate) fn candidates(
         }
         found => found,
     };
-    if let Err(BootstrapError::RankGone { how, .. }) = &found {
+    if let Err(BootstrapError::RankGone { rank: gone, how }) = &found {
         // Receives that wait for it have no link that would tell.
-        device.undelivered.note_broken(rank, DownCause::Lost(how.to_string()));
+        let who = if *gone == rank.0 { "it".into() } else { format!("rank {gone}") };
+        let why = format!("{who} {how}");
+        device.undelivered.note_broken(rank, DownCause::Lost(why));
     }
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         return Ok(None);

@@ -146,6 +146,32 @@ fn torchruns_variables_make_a_job_on_two_nodes() {
 
 #[test]
 #[ignore = "full: needs network namespaces"]
+fn a_second_rank_0_on_another_node_is_an_error_of_all_ranks_at_once() {
+    let Some(nodes) = Nodes::make("a second rank 0 on another node") else { return };
+    let (address, port) = (ADDRESSES[0], 29800);
+    let first =
+        format!("until (: </dev/tcp/{address}/{port}) 2>&-; do sleep 0.1; done; exec \"$@\"");
+    // Without rank 2 no rank gets past the start.
+    let program = [built::carrack().to_str().unwrap(), "perf", "latency", "--op", "barrier"];
+    let rank = |node, rank: u32, before: &[&str]| {
+        let variables = [
+            format!("RANK={rank}"),
+            format!("MASTER_ADDR={address}"),
+            format!("CARRACK_PORT={port}"),
+        ];
+        let variables: Vec<_> = variables.iter().map(String::as_str).collect();
+        let rest = ["WORLD_SIZE=3", "MASTER_PORT=29500", "CARRACK_LOG=warn"];
+        let words = [before, &["env"], &variables, &rest].concat();
+        on(&nodes, node, &words, &program.map(str::to_owned))
+    };
+    let ranks = [rank(0, 0, &[]), rank(1, 1, &[]), rank(1, 0, &["bash", "-c", &first, "first"])];
+    let said = run(&ranks, false);
+    let shown = ["rank 0 was started twice", "rank 0 is there already", "rank 1: allgather: rank "];
+    assert!(shown.iter().all(|shown| said.contains(shown)), "{said}");
+}
+
+#[test]
+#[ignore = "full: needs network namespaces"]
 fn launchers_of_mpi_libraries_start_jobs_on_two_nodes() {
     let homes = std::env::var("TEST_MPI").unwrap_or_default();
     let Some(nodes) = Nodes::make("launchers of MPI libraries") else { return };

@@ -110,7 +110,7 @@ pub enum DownCause {
     #[error("its process is gone ({0})")]
     Gone(String),
     /// The job has lost it, as its bootstrap says.
-    #[error("it {0}")]
+    #[error("{0}")]
     Lost(String),
     /// The peer broke the protocol; what it wrote cannot be trusted.
     #[error("it broke the protocol: {0}")]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::header::{FIRST_OWN, Protocol, REFUSAL, words};
-use carrack_transports::net::proof::{Claim, Role, Unproven};
+use carrack_transports::net::proof::{Claim, Role, Session, Unproven};
 use carrack_transports::net::sockets;
 use carrack_transports::net::streams::{Limits, TcpChannel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,6 +46,9 @@ const GREETING: Duration = Duration::from_secs(10);
 
 /// Time limit of a connect; then the rank tries the next address.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// Time limit of rank 0's search for another rank 0, which is there or not.
+const TWIN: Duration = Duration::from_secs(1);
 
 /// The first and the longest pause between two tries; each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -86,6 +89,47 @@ pub(super) fn listen_at(host: Option<&str>, port: u16, reuses: bool) -> io::Resu
 pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
     let deadline = Instant::now() + invitation.patience;
     Search { address: invitation.to_string(), invitation, deadline }.reach()
+}
+
+/// Opens rank 0's listener. Where the port is taken by another rank 0 of the job, that one is told.
+pub(super) fn listen_alone(invitation: &Invitation) -> Result<TcpListener, BootstrapError> {
+    listen_as_zero(invitation).map_err(|error| match &error {
+        BootstrapError::Listen { source, .. } if source.kind() == ErrorKind::AddrInUse => {
+            twin(invitation, &[0; 16], |_| true).unwrap_or(error)
+        }
+        _ => error,
+    })
+}
+
+/// Returns the error of a second rank 0 on another machine than the first: it has a port of its
+/// own, and the address of rank 0 leads to the first. That one is told.
+pub(super) fn twin_elsewhere(invitation: &Invitation, salt: &Salt) -> Option<BootstrapError> {
+    let is_elsewhere = |address: &SocketAddr| TcpListener::bind((address.ip(), 0)).is_err();
+    twin(invitation, salt, is_elsewhere)
+}
+
+/// Calls another rank 0 of the job at those of its addresses. Returns its refusal, or `None` if
+/// there is none: the one with this salt is this process.
+pub(super) fn twin(
+    invitation: &Invitation,
+    salt: &Salt,
+    is_asked: impl Fn(&SocketAddr) -> bool,
+) -> Option<BootstrapError> {
+    let deadline = Instant::now() + TWIN.min(invitation.patience);
+    let search = Search { address: invitation.to_string(), invitation, deadline };
+    let host = invitation.hosts.first()?.as_str();
+    let addresses = (host, invitation.port).to_socket_addrs().ok()?;
+    addresses.filter(is_asked).find_map(|address| {
+        let mut channel = search.dial(address).ok()?;
+        let session = search.prove(&mut channel, claim(invitation, salt)).ok()?;
+        if session.peer.device == *salt {
+            return None;
+        }
+        match search.hear(&mut channel) {
+            Err(Refusal::Never(error)) => Some(error),
+            _ => None,
+        }
+    })
 }
 
 /// Returns a rank's claim. Rank 0's claim carries the job's salt.
@@ -168,10 +212,18 @@ impl Search<'_> {
     }
 
     fn attempt(&self, address: SocketAddr) -> Result<Joined, Refusal> {
+        let mut channel = self.dial(address)?;
+        let session = self.prove(&mut channel, claim(self.invitation, &[0; 16]))?;
+        self.hear(&mut channel)?;
+        channel.set_limits(FRAMES);
+        Ok(Joined { channel, address, salt: session.peer.device })
+    }
+
+    fn dial(&self, address: SocketAddr) -> Result<TcpChannel, Refusal> {
         let again = |error| Refusal::Again(format!("it cannot be connected to: {error}"));
         let limit = CONNECT.min(self.left()).max(FIRST_PAUSE);
         let deadline = Instant::now() + limit;
-        let mut channel = TcpChannel::dial(address, LIMITS).map_err(again)?;
+        let channel = TcpChannel::dial(address, LIMITS).map_err(again)?;
         while !channel.is_connected().map_err(again)? {
             if !wait(&channel, PollFlags::OUT, deadline) || Instant::now() >= deadline {
                 return Err(Refusal::Again("it does not answer".into()));
@@ -181,20 +233,18 @@ impl Search<'_> {
             // Kept open, it would block rank 0's port.
             return Err(Refusal::Again("nobody listens there".into()));
         }
-        let salt = self.greet(&mut channel)?;
-        channel.set_limits(FRAMES);
-        Ok(Joined { channel, address, salt })
+        Ok(channel)
     }
 
-    /// Proves this rank, and waits for admission. Returns the job's salt.
-    fn greet(&self, channel: &mut TcpChannel) -> Result<Salt, Refusal> {
-        let (key, claim) = (self.invitation.key.key(), claim(self.invitation, &[0; 16]));
+    /// Proves this rank, and checks the proof of rank 0.
+    fn prove(&self, channel: &mut TcpChannel, claim: Claim) -> Result<Session, Refusal> {
+        let key = self.invitation.key.key();
         let os = |errno| Refusal::Never(BootstrapError::os("getting random bytes", errno));
         let mut greeting = Greeting::new(Role::Dialer, PROTOCOL, &key, claim).map_err(os)?;
         let deadline = Instant::now() + GREETING.min(self.left());
-        let session = loop {
+        loop {
             match greeting.advance(channel) {
-                Ok(Progress::Proven(session)) => break session,
+                Ok(Progress::Proven(session)) => return Ok(*session),
                 Ok(Progress::Waiting | Progress::Short(_)) => await_answer(channel, deadline)?,
                 Err(Failure::Gone(why)) => return Err(Refusal::Again(why)),
                 // Bridges of containers have one address on many machines.
@@ -203,7 +253,12 @@ impl Search<'_> {
                 }
                 Err(Failure::Unproven(why)) => return Err(self.not_proven(why)),
             }
-        };
+        }
+    }
+
+    /// Waits for admission.
+    fn hear(&self, channel: &mut TcpChannel) -> Result<(), Refusal> {
+        let deadline = Instant::now() + GREETING.min(self.left());
         let answer = loop {
             match channel.hear(PROTOCOL.longest) {
                 Ok(Some(answer)) => break answer,
@@ -213,7 +268,7 @@ impl Search<'_> {
             }
         };
         match PROTOCOL.read(&answer) {
-            Ok((WELCOME, _)) => Ok(session.peer.device),
+            Ok((WELCOME, _)) => Ok(()),
             Ok((REFUSAL, why)) => Err(self.not_proven(Unproven::Refused(words(why)))),
             Ok((kind, _)) => {
                 Err(self.not_proven(Unproven::Wrong(format!("a message of kind {kind}"))))

@@ -36,7 +36,8 @@
 //! A rank whose connection ends without its announcement is lost ([`BootstrapError::RankGone`] for
 //! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that calls as a
 //! missing rank with another secret or size, or as a rank that is there already, ends the job: all
-//! ranks are told at once. [`finish`](Bootstrap::finish) of rank 0 waits until all others have
+//! ranks are told at once. Rank 0 tells those, too, that come within three seconds after its end. A
+//! second rank 0 calls the first. [`finish`](Bootstrap::finish) of rank 0 waits until all others have
 //! finished or are lost, so rank 0 is the last, as in MPI. Start several ranks of one process in
 //! threads of their own.
 //!
@@ -124,6 +125,7 @@ impl FromEnvironment {
         listener: Option<TcpListener>,
     ) -> Result<Self, BootstrapError> {
         let Invitation { rank, size, place_on_node, .. } = *invitation;
+        let is_exchanged = listener.is_some();
         let (wire, host, salt, store) = if rank == 0 {
             let salt = join::salt()?;
             let (wire, store) = Self::serve(invitation, listener, &salt)?;
@@ -132,9 +134,15 @@ impl FromEnvironment {
             let joined = join::join(invitation)?;
             (Wire::Tcp(joined.channel), joined.address.to_string(), joined.salt, None)
         };
-        let (client, job) = (Client::new(wire, Host::Zero(host))?, invitation.key.job(&salt));
+        let client = Client::new(rank, wire, Host::Zero(host))?;
+        let job = invitation.key.job(&salt);
         let (owner, exchange) = (Owner::this_process(), None);
-        Ok(Self { rank, size, place_on_node, job, client, store, owner, exchange })
+        let this = Self { rank, size, place_on_node, job, client, store, owner, exchange };
+        // An exchange leads all ranks to the one listener that it was opened for.
+        let twin = (rank == 0 && size > 1 && !is_exchanged)
+            .then(|| join::twin_elsewhere(invitation, &salt))
+            .flatten();
+        twin.map_or(Ok(this), Err)
     }
 
     /// Tells the launcher of this rank's end when this is dropped.
@@ -152,7 +160,7 @@ impl FromEnvironment {
         let os = |doing| move |source| BootstrapError::Os { doing, source };
         let size = invitation.size;
         let listener = match listener {
-            None if size > 1 => Some(join::listen_as_zero(invitation)?),
+            None if size > 1 => Some(join::listen_alone(invitation)?),
             opened => opened.filter(|_| size > 1),
         };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

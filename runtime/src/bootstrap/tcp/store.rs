@@ -33,6 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Time without accepting connections after the process has run out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Time for which ranks that have not come yet are told that the job cannot start: they try each
+/// second.
+const LINGER: Duration = Duration::from_secs(3);
+
 /// Bytes that may wait for a rank; beyond that its requests are not read until it reads its
 /// answers.
 const FULL: usize = 1 << 20;
@@ -60,6 +64,8 @@ pub(super) struct Store {
     /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
     shut_until: Option<Instant>,
+    /// Where rank 0 has ended and others are still told why: the time of the store's end.
+    lingers_until: Option<Instant>,
     events: Arc<OwnedFd>,
     stop: OwnedFd,
 }
@@ -106,6 +112,7 @@ impl Store {
             callers: Pending::new(MOST_STRANGERS, PATIENCE),
             deadline: Instant::now().checked_add(patience),
             shut_until: None,
+            lingers_until: None,
             events,
             stop,
         };
@@ -126,10 +133,11 @@ impl Store {
 
     /// Serves the ranks until all have finished or are lost, or the bootstrap is dropped.
     pub(super) fn serve(mut self) {
-        while !(self.server.is_over() && self.unsent() == 0) {
+        while !self.is_done() {
             let now = Instant::now();
             let late = self.deadline.filter(|_| self.missing > 0);
-            let due = [late, self.callers.deadline(), self.shut_until].into_iter().flatten().min();
+            let due = [late, self.callers.deadline(), self.shut_until, self.lingers_until];
+            let due = due.into_iter().flatten().min();
             let limit = due.map(|at| at.saturating_duration_since(now));
             // A time beyond the clock's range counts as no limit.
             let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -144,12 +152,33 @@ impl Store {
                 match token & !0xffff_ffff {
                     MEMBER => self.hear(number),
                     CALLER => self.greet(number),
-                    _ if token == STOP => return,
+                    _ if token == STOP => {
+                        let _ = epoll::delete(&self.events, &self.stop);
+                        self.lingers_until = Some(now + LINGER);
+                    }
                     _ => self.accept(),
                 }
             }
             self.expire(Instant::now());
         }
+    }
+
+    /// Returns `true` if no rank needs the store any more.
+    fn is_done(&mut self) -> bool {
+        let is_over = self.server.is_over() && self.unsent() == 0;
+        if is_over && self.lingers_until.is_none() {
+            self.lingers_until = Instant::now().checked_add(LINGER);
+        }
+        self.lingers_until.is_some_and(|end| !self.is_awaited() || end <= Instant::now())
+    }
+
+    /// Returns `true` if a rank that has not come yet would wait in vain for this store.
+    fn is_awaited(&self) -> bool {
+        use Departure::{CameTwice, OtherSecret, OtherSize};
+        let cannot_start =
+            |rank| matches!(self.server.departure(rank), Some(CameTwice | OtherSecret | OtherSize));
+        self.came_from.iter().skip(1).any(Option::is_none)
+            && (0..self.server.size()).any(cannot_start)
     }
 
     /// Returns the number of bytes for ranks that wait for the store to hang up.
@@ -205,6 +234,7 @@ impl Store {
                 // It may have sent bytes already.
                 self.greet(oldest);
             }
+            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
             let now = Instant::now();
             let place = self.callers.admit(Caller { wire, greeting, from }, now);
             let Some(caller) = self.callers.get(place) else { continue };
@@ -322,16 +352,22 @@ impl Store {
             );
             return Some((why, Some(Departure::OtherSize)));
         }
-        if rank == 0 || rank >= ours {
+        if rank >= ours {
             let why =
-                format!("rank {rank} is not in 1..{ours}; give each process a RANK of its own");
+                format!("rank {rank} is not below {ours}; give each process a RANK of its own");
             return Some((why, None));
+        }
+        if rank == 0 {
+            let why = "rank 0 is there already; give each process a RANK of its own, and end what \
+                is left of earlier jobs";
+            let is_this_process = claim.device == self.claim.device;
+            return Some((why.into(), (!is_this_process).then_some(Departure::CameTwice)));
         }
         if let Some(other) = self.came_from.get(rank as usize).copied().flatten() {
             let why = format!(
                 "rank {rank} has come before, from {}; give each process a RANK of its own, and \
                 end what is left of earlier jobs",
-                other.ip().to_canonical()
+                other.ip()
             );
             return Some((why, Some(Departure::CameTwice)));
         }

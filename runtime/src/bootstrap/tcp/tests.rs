@@ -173,9 +173,14 @@ fn three_hundred_ranks_start_and_end() {
 /// Checks that a fence of all these ranks reports the loss.
 fn told(ranks: &[FromEnvironment], lost: u32, expected: Departure) {
     for rank in ranks {
-        let error = rank.fence().unwrap_err();
-        let BootstrapError::RankGone { rank, how } = error else { panic!("{error}") };
-        assert_eq!((rank, how), (lost, expected));
+        let calls = [rank.fence(), rank.check(lost)];
+        // Nothing of the lost rank itself is read any more.
+        let own = (rank.rank() == lost).then(|| [rank.put("a", b""), rank.check(0), rank.check(2)]);
+        for call in calls.into_iter().chain(own.into_iter().flatten()) {
+            let error = call.unwrap_err();
+            let BootstrapError::RankGone { rank, how } = error else { panic!("{error}") };
+            assert_eq!((rank, how), (lost, expected));
+        }
     }
     thread::scope(|scope| ranks.iter().for_each(|rank| drop(scope.spawn(|| rank.finish()))));
 }
@@ -249,12 +254,58 @@ fn a_process_of_an_earlier_start_of_the_job_is_refused_and_the_job_goes_on() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_an_error_that_names_the_setting() {
+fn a_second_rank_0_is_refused_and_all_are_told_at_once() {
     let port = free_port("127.0.0.1");
-    let _zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
-    let error = FromEnvironment::join(&invitation(0, 2, port)).unwrap_err();
-    assert!(matches!(error, BootstrapError::Listen { .. }), "{error}");
-    assert!(error.to_string().contains("CARRACK_PORT"), "{error}");
+    let ranks = [0, 1].map(|rank| FromEnvironment::join(&invitation(rank, 3, port)).unwrap());
+    let error = FromEnvironment::join(&invitation(0, 3, port)).unwrap_err();
+    assert!(matches!(error, BootstrapError::NotAdmitted { .. }), "{error}");
+    assert!(error.to_string().contains("rank 0 is there already"), "{error}");
+    let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
+    let [zero, one] = ranks;
+    told(&[zero, one, two], 0, Departure::CameTwice);
+}
+
+#[test]
+fn a_rank_that_comes_after_the_end_of_a_rank_0_that_gave_up_is_told_why() {
+    let port = free_port("127.0.0.1");
+    let ranks = [0, 1].map(|rank| FromEnvironment::join(&invitation(rank, 3, port)).unwrap());
+    FromEnvironment::join(&invitation(1, 3, port)).unwrap_err();
+    let [zero, _one] = ranks;
+    let ending = thread::spawn(move || drop(zero));
+    let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
+    told(&[two], 1, Departure::CameTwice);
+    ending.join().unwrap();
+}
+
+#[test]
+fn a_rank_0_that_reaches_itself_by_its_address_is_no_second_one() {
+    let port = free_port("127.0.0.1");
+    let zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
+    let one = join::join(&invitation(1, 2, port)).unwrap();
+    assert!(join::twin(&invitation(0, 2, port), &one.salt, |_| true).is_none());
+    drop(one);
+    told(&[zero], 1, Departure::Disconnected);
+}
+
+#[test]
+fn a_port_that_is_taken_by_another_job_or_program_is_an_error_that_names_the_setting() {
+    let port = free_port("127.0.0.1");
+    let zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
+    let key = JobKey::of_secret(b"the secret of another job");
+    let other = Invitation { key, ..invitation(0, 2, port) };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = Invitation {
+        patience: Duration::from_millis(50),
+        ..invitation(0, 2, listener.local_addr().unwrap().port())
+    };
+    for taken in [other, silent] {
+        let error = FromEnvironment::join(&taken).unwrap_err();
+        assert!(matches!(error, BootstrapError::Listen { .. }), "{error}");
+        assert!(error.to_string().contains("CARRACK_PORT"), "{error}");
+    }
+    // The job that has the port goes on.
+    let one = FromEnvironment::join(&invitation(1, 2, port)).unwrap();
+    each(vec![zero, one], |rank| rank.fence().unwrap());
 }
 
 #[test]
