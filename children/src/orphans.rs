@@ -2,7 +2,7 @@
 //!
 //! The process is a subreaper: when a child dies, its children become the subreaper's. So only
 //! children are ever killed, over and over until there are none. A child's number cannot be reused
-//! before it is waited for, so no stranger is hit; a descendant's could be.
+//! before it is waited for, so no other process is hit; a descendant's could be.
 
 use std::fs;
 use std::io;

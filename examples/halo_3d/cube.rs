@@ -6,7 +6,7 @@ use crate::kernels::{self, Kernels};
 use crate::steps::{self, Put, Steps};
 use carrack::buffer::Region;
 use carrack::transports::gpu::{Flavour, Gpu, Stream};
-use carrack::{Face, Rank, Runtime};
+use carrack::{Rank, Runtime, Strided};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,9 +29,9 @@ impl Layout {
     }
 
     /// Returns the layer of a field with row `row` of each depth.
-    fn layer(&self, odd: u64, row: usize) -> Face {
+    fn layer(&self, odd: u64, row: usize) -> Strided {
         let (offset, wide) = (8 * (self.field(odd) + row * self.cells), 8 * self.cells);
-        Face { offset, count: [wide, self.cells, 1], pitch: [8 * self.plane(), 0] }
+        Strided { offset, count: [wide, self.cells, 1], pitch: [8 * self.plane(), 0] }
     }
 }
 
@@ -84,7 +84,7 @@ impl steps::Block for Block {
         let [ours, theirs] =
             [[1, last + 1], [last, 0]][put.to.side].map(|row| layout.layer(step + 1, row));
         let (rank, rmr) = (put.to.rank, &put.to.rmr);
-        let post = put.runtime.post_put_face(rank, &self.memory, &ours, rmr, &theirs);
+        let post = put.runtime.post_put_strided(rank, &self.memory, &ours, rmr, &theirs);
         post.remote_comp(put.to.name).on_stream(put.stream).comp(put.over).submit()?;
         Ok(())
     }

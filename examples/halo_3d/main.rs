@@ -1,7 +1,7 @@
 //! Heat spreads through a bar of cells in memory of GPUs. Each rank has a cube of the bar, and a
 //! layer of either neighbour's cells. Such a layer is a row of each depth, far apart in memory: one
-//! strided put (`post_put_face`) transfers it, in the order of streams. The result is compared with
-//! that of a CPU that computes alone.
+//! strided put (`post_put_strided`) transfers it, in the order of streams. The result is compared
+//! with that of a CPU that computes alone.
 //!
 //! ```sh
 //! cargo build --release --examples

@@ -85,7 +85,7 @@ pub use carrack_transports::trial;
 pub use api::buffer::{self, Buffer, SendBuffer};
 pub use api::post::{self, Operation, Outcome, Piece, RetryReason};
 pub use api::{DeviceBuilder, Drive, Probe, Runtime, RuntimeBuilder};
-pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
+pub use carrack_transports::mem::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Strided, StridedError};
 pub use collective::Group;
 pub use comp::{
     AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer,

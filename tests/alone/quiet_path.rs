@@ -10,7 +10,7 @@ use crate::support::counting::{ALLOCATIONS, BYTES};
 use crate::support::{Job, OverLoopback, OverShm, Watchdog};
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
-use carrack::{Counter, Face, Rank, RemoteComp, Runtime, Synchronizer, Tag};
+use carrack::{Counter, Rank, RemoteComp, Runtime, Strided, Synchronizer, Tag};
 use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -134,22 +134,22 @@ fn a_small_message_allocates_nothing_after_warm_up() {
 }
 
 #[test]
-fn a_face_of_host_memory_takes_no_memory_for_its_rows() {
-    let _watchdog = Watchdog::over("a face");
+fn a_strided_block_of_host_memory_takes_no_memory_for_its_rows() {
+    let _watchdog = Watchdog::over("a strided block");
     let rank = OverLoopback::ranks(1).remove(0);
     let (ours, theirs) = (Region::host(1 << 20), rank.allocate(1 << 20).unwrap());
     let registered = rank.register_memory(&theirs).unwrap();
     let rmr = registered.remote_key();
     let bytes = |rows: usize| {
         let (here, there) = (
-            Face { offset: 3, count: [8, rows, 1], pitch: [10, 0] },
-            Face { offset: 0, count: [8, rows, 1], pitch: [16, 0] },
+            Strided { offset: 3, count: [8, rows, 1], pitch: [10, 0] },
+            Strided { offset: 0, count: [8, rows, 1], pitch: [16, 0] },
         );
         let before = BYTES.get();
         for is_put in [true, false] {
             let mut post = match is_put {
-                true => rank.post_put_face(Rank(0), &ours, &here, &rmr, &there),
-                false => rank.post_get_face(Rank(0), &ours, &here, &rmr, &there),
+                true => rank.post_put_strided(Rank(0), &ours, &here, &rmr, &there),
+                false => rank.post_get_strided(Rank(0), &ours, &here, &rmr, &there),
             };
             post.wait().unwrap();
         }

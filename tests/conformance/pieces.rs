@@ -8,7 +8,8 @@ use carrack::region::Region;
 use carrack::settings::AutoChoice;
 use carrack::transports::gpu::Flavour;
 use carrack::{
-    Face, Outcome, Piece, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Tag, UserContext,
+    Outcome, Piece, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Strided, Tag,
+    UserContext,
 };
 use rand::seq::SliceRandom;
 use rand::{Rng, rngs::SmallRng};
@@ -19,9 +20,9 @@ crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     pieces_arrive_to_the_last_byte_and_the_signal_behind_them,
-    faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
+    strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
-    a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face,
+    a_thousand_pieces_with_a_gpu_are_one_call_of_the_driver_and_so_is_a_strided_block,
     a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls_of_the_driver,
 );
 
@@ -223,18 +224,18 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
     }
 }
 
-/// Returns a face of that shape, and how long a region may be for it: a byte at the least, as no
+/// Returns a strided block of that shape, and a length of its region: a byte at the least, as no
 /// GPU gives memory of none.
-fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
+fn block(rng: &mut SmallRng, count: [usize; 3]) -> (Strided, usize) {
     let offset = rng.random_range(0..100);
     let row = count[0] + rng.random_range(0..2) * rng.random_range(0..50);
     let plane = row * count[1] + rng.random_range(0..2) * rng.random_range(0..70);
-    let face = Face { offset, count, pitch: [row, plane] };
-    let end = face.check(usize::MAX).unwrap();
-    (face, (end + rng.random_range(0..50)).max(1))
+    let block = Strided { offset, count, pitch: [row, plane] };
+    let end = block.check(usize::MAX).unwrap();
+    (block, (end + rng.random_range(0..50)).max(1))
 }
 
-fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
+fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
     let (ground, mut rng) = (Ground::new::<J>(), rng());
     let shapes =
         [[300, 1, 1], [24, 40, 1], [8, 12, 10], [8, 1, 30], [1, 20, 3], [0, 5, 5], [8, 0, 1]];
@@ -243,7 +244,8 @@ fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
             for is_put in [true, false] {
                 let what =
                     format!("{ours:?} {theirs:?} mapped: {mapped}, {count:?}, put: {is_put}");
-                let ((face, len), (other, room)) = (face(&mut rng, count), face(&mut rng, count));
+                let ((block, len), (other, room)) =
+                    (block(&mut rng, count), block(&mut rng, count));
                 // Planes that are no whole number of rows apart are met by chance, too.
                 let (local, remote) =
                     (ground.local(ours, len), ground.remote(theirs, mapped, room + 10));
@@ -254,17 +256,18 @@ fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                 let sink = Sink::keeping();
                 let zero = &ground.ranks[0];
                 let batch = if is_put {
-                    zero.post_put_face(Rank(1), &local, &face, &named, &other)
+                    zero.post_put_strided(Rank(1), &local, &block, &named, &other)
                 } else {
-                    zero.post_get_face(Rank(1), &local, &face, &named, &other)
+                    zero.post_get_strided(Rank(1), &local, &block, &named, &other)
                 };
                 let mut batch = batch.comp(&sink).remote_comp(ground.name);
                 let (mut wanted_here, mut wanted_there) = (here.clone(), there.clone());
                 let rows = (0..count[2]).flat_map(|z| (0..count[1]).map(move |y| (z, y)));
                 for (z, y) in rows.filter(|_| count[0] > 0) {
-                    let at = |face: &Face| face.offset + y * face.pitch[0] + z * face.pitch[1];
+                    let at =
+                        |block: &Strided| block.offset + y * block.pitch[0] + z * block.pitch[1];
                     let (ours, theirs) = (
-                        at(&face)..at(&face) + count[0],
+                        at(&block)..at(&block) + count[0],
                         10 + at(&other)..10 + at(&other) + count[0],
                     );
                     if is_put {
@@ -330,13 +333,13 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     }
 }
 
-fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face<J: Job>() {
+fn a_thousand_pieces_with_a_gpu_are_one_call_of_the_driver_and_so_is_a_strided_block<J: Job>() {
     if is_for_simulated_only("the driver's calls are not counted") || !J::MAPS {
         return;
     }
     let ground = Ground::new::<J>();
     let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
-    let face = Face { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
+    let block = Strided { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
     let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
     // A NIC's or the owner's is what is pinned and not the caller's own.
     for (ours, theirs) in
@@ -344,20 +347,22 @@ fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_
     {
         let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, true, 128_000));
         let pieces = side_by_side(&local, &remote.rmr, (1000, 64), |at| (999 - at) * 128);
-        for (is_put, is_face) in [(true, false), (true, true), (false, false), (false, true)] {
+        for (is_put, is_strided) in [(true, false), (true, true), (false, false), (false, true)] {
             let (sink, before) = (Sink::keeping(), fake.counters());
-            let mut post = match (is_put, is_face) {
+            let mut post = match (is_put, is_strided) {
                 (true, false) => zero.post_put_batch(Rank(1), &pieces),
-                (true, true) => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
+                (true, true) => zero.post_put_strided(Rank(1), &local, &block, &remote.rmr, &block),
                 (false, false) => zero.post_get_batch(Rank(1), &pieces),
-                (false, true) => zero.post_get_face(Rank(1), &local, &face, &remote.rmr, &face),
+                (false, true) => {
+                    zero.post_get_strided(Rank(1), &local, &block, &remote.rmr, &block)
+                }
             }
             .comp(&sink);
             assert!(ground.ended(&sink, || post.try_submit()).error.is_none());
             let after = fake.counters();
             // One command of the resident copier, where there is one.
             let calls = after.batches - before.batches + after.copier_copies - before.copier_copies;
-            let what = format!("{ours:?} {theirs:?}, put: {is_put}, face: {is_face}");
+            let what = format!("{ours:?} {theirs:?}, put: {is_put}, strided: {is_strided}");
             assert_eq!((calls, after.copies - before.copies), (1, 0), "{what}");
         }
     }
@@ -372,18 +377,20 @@ fn a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls
     let ground = Ground::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
     let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
     connect(&ground.ranks);
-    let face = Face { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };
+    let block = Strided { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };
     for (ours, theirs) in ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote))) {
         let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, false, 128_000));
         let pieces = side_by_side(&local, &remote.rmr, (1000, 64), |at| (999 - at) * 128);
-        for (is_put, is_face) in [(true, false), (true, true), (false, false), (false, true)] {
-            let what = format!("{ours:?} {theirs:?}, put: {is_put}, face: {is_face}");
+        for (is_put, is_strided) in [(true, false), (true, true), (false, false), (false, true)] {
+            let what = format!("{ours:?} {theirs:?}, put: {is_put}, strided: {is_strided}");
             let (sink, before) = (Sink::keeping(), fake.counters());
-            let post = match (is_put, is_face) {
+            let post = match (is_put, is_strided) {
                 (true, false) => zero.post_put_batch(Rank(1), &pieces),
-                (true, true) => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
+                (true, true) => zero.post_put_strided(Rank(1), &local, &block, &remote.rmr, &block),
                 (false, false) => zero.post_get_batch(Rank(1), &pieces),
-                (false, true) => zero.post_get_face(Rank(1), &local, &face, &remote.rmr, &face),
+                (false, true) => {
+                    zero.post_get_strided(Rank(1), &local, &block, &remote.rmr, &block)
+                }
             };
             assert!(post.comp(&sink).try_submit().unwrap().is_posted(), "{what}");
             let waiting = zero.pending().operations;

@@ -6,7 +6,7 @@ use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::AutoChoice;
-use carrack::{Face, OpError, PeerState, Piece, Rank};
+use carrack::{OpError, PeerState, Piece, Rank, Strided};
 use std::time::Duration;
 
 crate::support::over_each_transport_and!(
@@ -161,7 +161,7 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
     if !J::MAPS || is_for_simulated_only("a copy cannot be held up") {
         return;
     }
-    for (memory, as_face) in
+    for (memory, is_strided) in
         [(Memory::Gpu, false), (Memory::Gpu, true), (Memory::Host, false), (Memory::Host, true)]
     {
         let ground = Ground::new::<J>();
@@ -177,9 +177,9 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
                 offset: at as u64 * 10,
             };
             let pieces: Vec<_> = (0..100).rev().map(piece).collect();
-            let face = Face { offset: 0, count: [5, 100, 1], pitch: [10, 0] };
-            let put = match as_face {
-                true => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
+            let block = Strided { offset: 0, count: [5, 100, 1], pitch: [10, 0] };
+            let put = match is_strided {
+                true => zero.post_put_strided(Rank(1), &local, &block, &remote.rmr, &block),
                 false => zero.post_put_batch(Rank(1), &pieces),
             };
             assert!(put.comp(&over).remote_comp(ground.name).try_submit().unwrap().is_posted());

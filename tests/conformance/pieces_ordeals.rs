@@ -9,8 +9,8 @@ use crate::support::*;
 use carrack::settings::AutoChoice;
 use carrack::transports::gpu::Stream;
 use carrack::{
-    AwaitError, CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank,
-    RemoteKey, Tag,
+    AwaitError, CompQueue, OpError, Outcome, PendingOp, Piece, PostError, Rank, RemoteKey, Strided,
+    StridedError, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Kernel, Which};
 use std::sync::Arc;
@@ -98,41 +98,41 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         let mixed = zero.post_put_batch(Rank(0), &[piece(0..1, 0)]).try_submit();
         assert!(matches!(mixed, Err(PostError::Piece { at: 0, .. })), "{mixed:?}");
 
-        let whole = Face { offset: 0, count: [10, 10, 1], pitch: [100, 0] };
-        let put = |ours: &Face, theirs: &Face| {
-            zero.post_put_face(Rank(1), &local, ours, rmr, theirs).try_submit().unwrap_err()
+        let whole = Strided { offset: 0, count: [10, 10, 1], pitch: [100, 0] };
+        let put = |ours: &Strided, theirs: &Strided| {
+            zero.post_put_strided(Rank(1), &local, ours, rmr, theirs).try_submit().unwrap_err()
         };
         for wrong in [
-            Face { offset: 91, ..whole },
-            Face { offset: usize::MAX, ..whole },
-            Face { pitch: [usize::MAX / 2, 0], ..whole },
-            Face { count: [1, 2, usize::MAX], pitch: [1, usize::MAX / 2], ..whole },
+            Strided { offset: 91, ..whole },
+            Strided { offset: usize::MAX, ..whole },
+            Strided { pitch: [usize::MAX / 2, 0], ..whole },
+            Strided { count: [1, 2, usize::MAX], pitch: [1, usize::MAX / 2], ..whole },
         ] {
-            let same = Face { count: wrong.count, ..whole };
+            let same = Strided { count: wrong.count, ..whole };
             for (ours, theirs, side) in [(&wrong, &same, "local"), (&same, &wrong, "remote")] {
                 let refused = put(ours, theirs);
-                let PostError::Face { which, cause } = &refused else { panic!("{refused}") };
+                let PostError::Strided { which, cause } = &refused else { panic!("{refused}") };
                 // Where the shape itself is impossible, both are wrong.
                 let is_shape = wrong.count != whole.count;
                 assert!(
-                    is_shape || (*which == side && matches!(cause, FaceError::Outside { .. })),
+                    is_shape || (*which == side && matches!(cause, StridedError::Outside { .. })),
                     "{refused}"
                 );
             }
         }
-        let narrow = Face { pitch: [9, 0], ..whole };
+        let narrow = Strided { pitch: [9, 0], ..whole };
         assert!(matches!(
             put(&narrow, &whole),
-            PostError::Face { which: "local", cause: FaceError::Pitch { .. } }
+            PostError::Strided { which: "local", cause: StridedError::Pitch { .. } }
         ));
         assert!(matches!(
             put(&whole, &narrow),
-            PostError::Face { which: "remote", cause: FaceError::Pitch { .. } }
+            PostError::Strided { which: "remote", cause: StridedError::Pitch { .. } }
         ));
-        let other = Face { count: [10, 9, 1], ..whole };
+        let other = Strided { count: [10, 9, 1], ..whole };
         assert!(matches!(
             put(&whole, &other),
-            PostError::Face { cause: FaceError::Shape { .. }, .. }
+            PostError::Strided { cause: StridedError::Shape { .. }, .. }
         ));
         settle(&ground.ranks);
         assert_eq!(
@@ -299,12 +299,12 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     let fake = ground.gpus.fake.as_ref().unwrap();
     let each = |memory| [true, false].map(|mapped| (memory, mapped));
     let each = [Memory::Gpu, Memory::Host].into_iter().flat_map(each);
-    for (memory, mapped, on_stream, as_face) in each.flat_map(|(memory, mapped)| {
+    for (memory, mapped, on_stream, is_strided) in each.flat_map(|(memory, mapped)| {
         [(true, true), (true, false), (false, true), (false, false)]
-            .map(|(on_stream, as_face)| (memory, mapped, on_stream, as_face))
+            .map(|(on_stream, is_strided)| (memory, mapped, on_stream, is_strided))
     }) {
         let what =
-            format!("{memory:?} mapped: {mapped}, on a stream: {on_stream}, a face: {as_face}");
+            format!("{memory:?} mapped: {mapped}, on a stream: {on_stream}, strided: {is_strided}");
         let (local, remote) =
             (ground.local(memory, 1000), ground.remote(Memory::Gpu, mapped, 2000));
         local.whole().write(&[0; 1000]).unwrap();
@@ -328,11 +328,11 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
             offset: (at * 20) as u64,
         };
         let pieces: Vec<_> = (0..100).map(piece).collect();
-        let ours = Face { offset: 0, count: [10, 100, 1], pitch: [10, 0] };
-        let theirs = Face { pitch: [20, 0], ..ours };
+        let ours = Strided { offset: 0, count: [10, 100, 1], pitch: [10, 0] };
+        let theirs = Strided { pitch: [20, 0], ..ours };
         let over = Sink::keeping();
-        let put = if as_face {
-            zero.post_put_face(Rank(1), &local, &ours, &remote.rmr, &theirs)
+        let put = if is_strided {
+            zero.post_put_strided(Rank(1), &local, &ours, &remote.rmr, &theirs)
         } else {
             zero.post_put_batch(Rank(1), &pieces)
         };

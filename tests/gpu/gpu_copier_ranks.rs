@@ -11,7 +11,7 @@ use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
 use carrack::transports::mem::Transfer;
 use carrack::{
-    CompQueue, Face, Outcome, Piece, PostError, Rank, RemoteKey, Runtime, Synchronizer, Tag,
+    CompQueue, Outcome, Piece, PostError, Rank, RemoteKey, Runtime, Strided, Synchronizer, Tag,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -276,7 +276,7 @@ fn signals(role: &Role) {
 }
 
 /// Runs the role: a put that the kernel has, and pieces over every other part of it right behind,
-/// as a batch and as a face.
+/// as a batch and as a strided block.
 fn batches(role: &Role) {
     const PIECES: usize = 64;
     const ALL: usize = 64 * PIECES;
@@ -299,7 +299,7 @@ fn batches(role: &Role) {
         offset: 64 * at as u64,
     };
     let pieces: Vec<_> = (0..PIECES).rev().map(piece).collect();
-    let face = Face { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
+    let block = Strided { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
     let mut kernels = 0;
     for turn in 0_u64.. {
         let (low, high) = (filled(ALL, 2 * turn), filled(ALL, 2 * turn + 1));
@@ -313,7 +313,7 @@ fn batches(role: &Role) {
         let by_kernel = copies(&gpus) > before;
         let second = match turn % 2 {
             0 => runtime.post_put_batch(Rank(1), &pieces),
-            _ => runtime.post_put_face(Rank(1), &over, &face, &rmr, &face),
+            _ => runtime.post_put_strided(Rank(1), &over, &block, &rmr, &block),
         };
         second.comp(&both).submit().unwrap();
         let ended = both.wait(&runtime).unwrap();

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `apart` | the conformance suite's cases between two processes, and between two nodes |
 //! | `cuts` | connections of the TCP transport that break while both processes live |
-//! | `hostile` | peers and strangers that break the protocol over shared memory |
+//! | `hostile` | peers and unauthenticated processes that break the protocol over shared memory |
 //! | `huge` | messages of more than 4 GiB |
 //! | `nodes` | two nodes: faults of their network, launchers |
 //! | `ordeals` | kills, stops, forks, want of everything, a soak |

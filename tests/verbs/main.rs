@@ -7,7 +7,7 @@
 //! | `verbs_faults` | NICs that fail, one call or one link at a time |
 //! | `verbs_gpu` | memory of GPUs that the NIC moves |
 //! | `verbs_guest` | real kernels, networks and nodes: only in `cargo xtask rdma-guest` |
-//! | `verbs_hostile` | peers and strangers that break the protocol |
+//! | `verbs_hostile` | peers and unauthenticated processes that break the protocol |
 //! | `verbs_memory` | registration of the user's memory |
 
 mod nic_words;

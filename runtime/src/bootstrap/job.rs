@@ -11,8 +11,9 @@ use super::error::BootstrapError;
 
 /// Sixteen random bytes that only the ranks of a job know.
 ///
-/// They distinguish a peer's connection from a stranger's. `Debug` shows only a fingerprint: enough
-/// to see in a log that two ranks belong together, too little to join the job.
+/// They distinguish a peer's connection from that of a process that is not of the job. `Debug`
+/// shows only a fingerprint: enough to see in a log that two ranks belong together, too little to
+/// join the job.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct JobId([u8; 16]);
 

@@ -61,7 +61,7 @@ impl FromLauncher {
             ConnectError::System(errno) => {
                 BootstrapError::os("taking over the launcher's socket", errno)
             }
-            stranger => wrong(format!("names a socket that is not the launcher's: {stranger}")),
+            other => wrong(format!("names a socket that is not the launcher's: {other}")),
         })?;
         let mut wire = Wire::Packets(channel, VecDeque::new());
         let job = greeting(&mut wire, rank, size)?;

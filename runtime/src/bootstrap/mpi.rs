@@ -246,7 +246,7 @@ impl<H: Handle> Mpi<H> {
             && let Some(choice) = choice
             && mpi.ask("MPI_Comm_size", mpi.size, world)? == 1
         {
-            refuse_strangers(choice)?;
+            refuse_singletons(choice)?;
         }
         mpi.seat.rank = u32::try_from(rank).unwrap_or(u32::MAX);
         mpi.seat.size = u32::try_from(size).unwrap_or(0);
@@ -348,7 +348,7 @@ fn review(all: &[Block], rank: u32, node: [u8; 16]) -> Result<u32, String> {
 
 /// Refuses processes that were started as several, and that MPI takes for one: each would be a job
 /// of one rank. PMIx has no variable that tells a launcher's only process from one of several.
-fn refuse_strangers(choice: BootstrapChoice) -> Result<(), BootstrapError> {
+fn refuse_singletons(choice: BootstrapChoice) -> Result<(), BootstrapError> {
     if choice == BootstrapChoice::Alone {
         return Ok(());
     }

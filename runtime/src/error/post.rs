@@ -3,7 +3,7 @@
 use crate::names::{Matching, Rank, Tag};
 use carrack_transports::contract::DownCause;
 use carrack_transports::gpu::GpuError;
-use carrack_transports::mem::{AtomicError, CopyError, FaceError, Freed, GpuUuid, MemKind};
+use carrack_transports::mem::{AtomicError, CopyError, Freed, GpuUuid, MemKind, StridedError};
 
 /// A post was refused, and nothing happened: fix the call. The operation still holds its buffer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -224,13 +224,13 @@ pub enum PostError {
         /// The other.
         second: usize,
     },
-    /// A face has no valid shape, or is not within its memory.
-    #[error("the {which} face: {cause}")]
-    Face {
+    /// A strided block has no valid shape, or is not within its memory.
+    #[error("the {which} strided block: {cause}")]
+    Strided {
         /// `local` or `remote`.
         which: &'static str,
-        /// The error of the face.
-        cause: FaceError,
+        /// The error of the block.
+        cause: StridedError,
     },
     /// The remote region is not registered any more.
     #[error(

@@ -11,8 +11,8 @@ use carrack::buffer::raw;
 use carrack::region::Region;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::{
-    Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, RemoteKey, Runtime, StreamCounter,
-    Tag,
+    Buffer, Counter, MR_DEVICE, MR_UNKNOWN, Piece, Rank, RemoteKey, Runtime, StreamCounter,
+    Strided, Tag,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
 }
 
 #[test]
-fn a_thousand_pieces_cost_one_call_and_a_face_another() {
+fn a_thousand_pieces_cost_one_call_and_a_strided_block_another() {
     const PIECES: usize = 1000;
     let ground = Ground::new("pieces");
     let region = |len| ground.gpu.allocate(len, Flavour::Plain).unwrap();
@@ -208,9 +208,10 @@ fn a_thousand_pieces_cost_one_call_and_a_face_another() {
     let ends = ground.during(|| ground.until(|| over.get() == 2));
     assert!(ends.queries <= 3 && ends.records == 0, "{ends:?}");
 
-    let face = Face { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
+    let block = Strided { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
     let put = || {
-        let mut put = ground.runtime.post_put_face(Rank(0), &from, &face, &to, &face).comp(&over);
+        let mut put =
+            ground.runtime.post_put_strided(Rank(0), &from, &block, &to, &block).comp(&over);
         put.submit().unwrap();
     };
     assert_eq!(ground.during(put), copies(0, 2));

@@ -6,7 +6,7 @@ use crate::support::{Watchdog, random, rng};
 use carrack::buffer::Region;
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
-use carrack::transports::mem::{CopyError, Face, Together, Transfer, start_face};
+use carrack::transports::mem::{CopyError, Strided, Together, Transfer, start_strided};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -284,13 +284,13 @@ fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
 /// Engines copy pieces and strided data. These follow the kernel's copies, and the kernel gets no
 /// copies while they are in flight.
 #[test]
-fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
+fn a_batch_or_a_strided_block_between_small_copies_of_the_same_bytes_keeps_its_place() {
     let _watchdog = Watchdog::over("order of batches");
     let ground = ground();
     let gpu = &ground.gpus[0];
     const PIECES: usize = 64;
     // A piece of 32 bytes in each row of 64.
-    let face = Face { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
+    let block = Strided { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
     let mut rng = rng();
     let (dst, many, small) = (plain(gpu, 64 * PIECES), plain(gpu, 64 * PIECES), plain(gpu, MOST));
     let together = || {
@@ -301,7 +301,7 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
             .for_each(|at| assert!(pieces.push((&dst, 64 * at), (&many, 64 * at), 32)));
         pieces.start().unwrap()
     };
-    let grid = || start_face((&dst, &face), (&many, &face), None).unwrap().unwrap();
+    let grid = || start_strided((&dst, &block), (&many, &block), None).unwrap().unwrap();
     let by_copier = |begin: &dyn Fn() -> Transfer| {
         let before = copies(&ground.gpus);
         let begun = begin();

@@ -10,7 +10,7 @@ use crate::support::ranks::{Ranks, Role};
 use crate::support::words::are_all;
 use carrack::alloc::GrowableBuffer;
 use carrack::region::Region;
-use carrack::{Face, Piece, Rank, RemoteKey, Runtime, Tag};
+use carrack::{Piece, Rank, RemoteKey, Runtime, Strided, Tag};
 
 /// Place in a window at which one GPU's stripes end and another's begin.
 const BORDER: usize = 1_000_003;
@@ -86,20 +86,20 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
     runtime.barrier().unwrap();
 }
 
-/// Puts pieces and a face, from memory of every sort, such memory among them, into what the peer
-/// has mapped. One of each lies on the border of two GPUs' stripes, where there is one. All of it
-/// is got back in one piece.
+/// Puts pieces and a strided block, from memory of every sort, such memory among them, into memory
+/// that the peer has mapped. One of each lies on the border of two GPUs' stripes, where there is
+/// one. All of it is got back in one piece.
 fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
     let places = [(5, 64), (BORDER - 40, 100), (BORDER + 5000, 8), (2_000_001, 100_003)];
-    let face = Face { offset: BORDER - 900, count: [200, 10, 3], pitch: [1000, 20_000] };
-    let rows = (0..30).map(|at| (face.offset + at % 10 * 1000 + at / 10 * 20_000, 200));
+    let block = Strided { offset: BORDER - 900, count: [200, 10, 3], pitch: [1000, 20_000] };
+    let rows = (0..30).map(|at| (block.offset + at % 10 * 1000 + at / 10 * 20_000, 200));
     let rows: Vec<(usize, usize)> = rows.collect();
     let stream = gpus.all[0].stream().unwrap();
     let locals = [Kind::Host, Kind::Pinned, Kind::Plain(0), Kind::Plain(1)]
         .map(|kind| kind.region(gpus, LEN));
     for (turn, local) in locals.iter().chain([own]).enumerate() {
-        for as_face in [false, true] {
-            let (salt, poison) = ((2 * turn + usize::from(as_face)) as u64, Region::host(LEN));
+        for is_strided in [false, true] {
+            let (salt, poison) = ((2 * turn + usize::from(is_strided)) as u64, Region::host(LEN));
             poison.whole().write(&[0xee; LEN]).unwrap();
             local.whole().write(&filled(LEN, salt)).unwrap();
             over(runtime, |done| {
@@ -114,8 +114,8 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
             };
             let pieces: Vec<Piece<'_>> = places.iter().map(piece).collect();
             let put = |done: &_| {
-                let put = match as_face {
-                    true => runtime.post_put_face(Rank(0), local, &face, rmr, &face),
+                let put = match is_strided {
+                    true => runtime.post_put_strided(Rank(0), local, &block, rmr, &block),
                     false => runtime.post_put_batch(Rank(0), &pieces),
                 };
                 let put = if turn == 2 { put.on_stream(&stream) } else { put };
@@ -123,7 +123,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
             };
             over(runtime, put).unwrap().ok().unwrap();
             let mut wanted = vec![0xee; LEN];
-            for &(at, len) in if as_face { &rows[..] } else { &places } {
+            for &(at, len) in if is_strided { &rows[..] } else { &places } {
                 wanted[at..at + len].copy_from_slice(&filled(LEN, salt)[at..at + len]);
             }
             // By pieces again where there were rows, and the other way round.
@@ -142,7 +142,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
             over(runtime, back).unwrap().ok().unwrap();
             assert!(
                 local.whole().to_vec().unwrap() == wanted,
-                "local memory {turn}, as a face: {as_face}"
+                "local memory {turn}, strided: {is_strided}"
             );
         }
     }

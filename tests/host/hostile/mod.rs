@@ -142,7 +142,7 @@ impl Ground {
             if let Progress::Proven(_) = greeting.advance(channel)? {
                 return Ok(());
             }
-            assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
+            assert!(self.poll().is_empty(), "a pending connection causes no event");
             assert!(start.elapsed() < LIMIT / 2, "the victim does not answer");
         }
     }
@@ -164,7 +164,7 @@ impl Ground {
     fn answer(&mut self, channel: &Channel) -> (Option<Message>, Vec<OwnedFd>) {
         let start = Instant::now();
         loop {
-            assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
+            assert!(self.poll().is_empty(), "a pending connection causes no event");
             let mut bytes = [0; MAX_MESSAGE];
             match channel.receive(&mut bytes).unwrap() {
                 // The victim's part of the greeting is no answer.
@@ -225,8 +225,8 @@ fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
 }
 
 #[test]
-fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
-    let _watchdog = Watchdog::over("strangers");
+fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
+    let _watchdog = Watchdog::over("nonsense");
     let mut rng = rng();
     let mut ground = Ground::new();
     let (_segment, right) = Segment::create(GEOMETRY).unwrap();
@@ -303,7 +303,7 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
         let _ = ground.greet(Role::Dialer, PeerId(rank), SECRET, &mut channel);
         assert!(!matches!(ground.answer(&channel).0, Some(Message::Welcome { .. })));
     }
-    // Each by a stranger, and by one that has proved itself: a right hello is not enough for that.
+    // Each without a proof, and behind one: a right hello is not enough.
     let each = attempts.iter().flat_map(|attempt| [(attempt, false), (attempt, true)]);
     for (at, ((bytes, fds), proves)) in each.enumerate() {
         let channel = if proves { ground.prove(ATTACKER) } else { ground.knock() };
@@ -328,7 +328,7 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     send_many(&channel, &hello().encode(), &right, 20);
     let (answer, fds) = ground.answer(&channel);
     assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty());
-    // Silent strangers, and one that hangs up.
+    // Silent connections, and one that hangs up.
     let silent: Vec<Channel> = (0..50).map(|_| ground.knock()).collect();
     drop(ground.knock());
     ground.others_go_on();
@@ -382,10 +382,10 @@ fn send_many(channel: &Channel, bytes: &[u8], fd: &OwnedFd, count: usize) {
 }
 
 #[test]
-fn refused_strangers_leave_no_descriptor_behind() {
+fn refused_connections_leave_no_descriptor_behind() {
     let _watchdog = Watchdog::over("descriptors");
     // Descriptors are the process's, and other tests have theirs.
-    if !is_alone(module_path!(), "refused_strangers_leave_no_descriptor_behind") {
+    if !is_alone(module_path!(), "refused_connections_leave_no_descriptor_behind") {
         return;
     }
     let mut ground = Ground::new();

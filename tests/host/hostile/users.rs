@@ -49,7 +49,7 @@ fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
     assert!(matches!(refused, ConnectError::OtherUser(Peer { uid: 65534, .. })), "{refused}");
     let address = Address { place: Place::here().unwrap(), name }.encode();
     let link = ground.victim.connect(&address, ATTACKER).unwrap();
-    ground.until("the stranger", |event| match event {
+    ground.until("the other user", |event| match event {
         Event::PeerDown { peer: ATTACKER, cause: DownCause::Gone(why) } => {
             why.contains("of user 65534")
         }
@@ -84,7 +84,7 @@ fn a_process_of_another_user_that_calls_is_hung_up_on_whatever_it_knows() {
         send(&call, &hello().encode(), &segment);
         let mut answer = Err(Errno::AGAIN);
         while answer == Err(Errno::AGAIN) {
-            assert!(ground.poll().is_empty(), "a stranger's doings are nobody's event");
+            assert!(ground.poll().is_empty(), "a pending connection causes no event");
             answer = recv(&call, &mut [0; 256], RecvFlags::DONTWAIT).map(|(_, told)| told);
         }
         // What lay there unread is a reset, and nothing an end.

@@ -1,4 +1,4 @@
-//! Completion objects of every sort, behind one face.
+//! Completion objects of every sort, behind one interface.
 
 use carrack::{
     AsCompletion, CompQueue, Completion, Counter, Handler, Runtime, Status, Synchronizer,

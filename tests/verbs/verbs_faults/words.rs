@@ -136,7 +136,7 @@ fn a_rank_of_another_job_is_told_that_it_is_one() {
     let _link = there.device.connect(&here.device.address(), PeerId(0)).unwrap();
     let start = std::time::Instant::now();
     loop {
-        assert!(here.poll().is_empty(), "a stranger's doings are nobody's event");
+        assert!(here.poll().is_empty(), "a pending connection causes no event");
         if let Some(Event::PeerDown { peer: PeerId(0), cause }) = there.poll().pop() {
             says(&cause.to_string(), &["secret", "another job"]);
             return;

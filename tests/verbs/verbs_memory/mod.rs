@@ -6,12 +6,12 @@
 //! | `registering` | pages on demand, relaxed ordering, thread domains: with and without them |
 //! | `ending` | registrations that end during puts and gets |
 //! | `again` | reads that a NIC repeats, because the answer was lost |
-//! | `strangers` | remote keys of another job, of a rank that started again or has ended |
+//! | `foreign_keys` | remote keys of another job, of a rank that started again or has ended |
 
 mod again;
 mod ending;
+mod foreign_keys;
 mod registering;
-mod strangers;
 
 use crate::support::{Job, OverSimulatedNic, built, connect, unstarted};
 use carrack::Runtime;

@@ -1,6 +1,6 @@
 //! Allocations of this process that other processes map.
 
-use super::desk::Desk;
+use super::broker::Broker;
 use super::key::{Key, Several};
 use super::ledger::Ledger;
 use crate::contract::Exported;
@@ -46,7 +46,7 @@ pub(super) struct Exports {
     all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
     /// Opened with the first handle that has a descriptor. `None`: the broker cannot be opened,
     /// and importers fetch descriptors themselves.
-    desk: OnceLock<Option<Desk>>,
+    broker: OnceLock<Option<Broker>>,
 }
 
 /// Owners of regions without handles here, whose memory other processes may still have mapped.
@@ -84,16 +84,16 @@ impl Exports {
         // The registration ends it, since it has to look at the ledger afterwards.
         let (pid, simulated, len) = (std::process::id(), gpu.info().simulated, region.len() as u64);
         let fd = allocation.fd().map(|fd| fd.as_raw_fd().cast_unsigned());
-        let desk = fd.and_then(|_| self.desk()).map(|desk| {
-            desk.offer(allocation.inode, &allocation);
-            desk.address()
+        let broker = fd.and_then(|_| self.broker()).map(|broker| {
+            broker.offer(allocation.inode, &allocation);
+            broker.address()
         });
         let offset = region.addr() - allocation.base;
         let key = Key {
             ledger,
             pid,
             fd,
-            desk,
+            broker,
             simulated,
             len,
             handle: allocation.handle.encode_at(offset),
@@ -134,17 +134,17 @@ impl Exports {
         processes
     }
 
-    fn desk(&self) -> Option<&Desk> {
-        if let Some(known) = self.desk.get() {
+    fn broker(&self) -> Option<&Broker> {
+        if let Some(known) = self.broker.get() {
             return known.as_ref();
         }
-        let opened = Desk::open();
+        let opened = Broker::open();
         if let Err(why) = &opened {
             tracing::info!(%why, "no descriptor broker: importers fetch descriptors themselves");
         }
         // A shortage may have ended at the next export.
         let is_lacking = matches!(opened, Err(MapError::Lacking(_)));
-        if is_lacking { None } else { self.desk.get_or_init(|| opened.ok()).as_ref() }
+        if is_lacking { None } else { self.broker.get_or_init(|| opened.ok()).as_ref() }
     }
 
     /// Returns the allocation that a region lies in, and exports it if it is not exported yet.

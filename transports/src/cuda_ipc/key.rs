@@ -1,6 +1,6 @@
 //! Keys by which importers find memory.
 
-use super::desk::{self, Address};
+use super::broker::{self, Address};
 use crate::contract::WireKey;
 use crate::gpu::Handle;
 use crate::mem::MapError;
@@ -20,7 +20,7 @@ pub(super) struct Key {
     /// The descriptor's number, where the handle has one.
     pub(super) fd: Option<u32>,
     /// Address of the broker that hands out the descriptor, if there is one.
-    pub(super) desk: Option<Address>,
+    pub(super) broker: Option<Address>,
     /// `true` if the device is simulated: simulated and real drivers do not open each other's
     /// handles.
     pub(super) simulated: bool,
@@ -38,12 +38,12 @@ struct KeyHead {
     fd: U32,
     simulated: U32,
     len: U64,
-    desk: Address,
+    broker: Address,
     handle: [u8; Handle::WIRE],
 }
 
 const NO_FD: u32 = u32::MAX;
-const NO_DESK: Address = [0; 24];
+const NO_BROKER: Address = [0; 24];
 
 impl Key {
     pub(super) fn encode(&self) -> WireKey {
@@ -52,7 +52,7 @@ impl Key {
             fd: self.fd.unwrap_or(NO_FD).into(),
             simulated: u32::from(self.simulated).into(),
             len: self.len.into(),
-            desk: self.desk.unwrap_or(NO_DESK),
+            broker: self.broker.unwrap_or(NO_BROKER),
             handle: self.handle,
         };
         WireKey([head.as_bytes(), &self.ledger.0].concat())
@@ -64,7 +64,7 @@ impl Key {
             ledger: WireKey(ledger.to_vec()),
             pid: head.pid.get(),
             fd: Some(head.fd.get()).filter(|&fd| fd != NO_FD),
-            desk: Some(head.desk).filter(|desk| *desk != NO_DESK),
+            broker: Some(head.broker).filter(|broker| *broker != NO_BROKER),
             simulated: head.simulated == 1,
             len: head.len.get(),
             handle: head.handle,
@@ -76,7 +76,7 @@ impl Key {
     pub(super) fn handle(&self, inode: u64) -> Result<Handle, MapError> {
         let fd = self.fd.map(|fd| match fetch(self.pid, fd) {
             Err(MapError::Refused(refused)) => {
-                match self.desk.map(|desk| desk::ask(&desk, inode)) {
+                match self.broker.map(|broker| broker::ask(&broker, inode)) {
                     None => Err(format!("{refused}; nor is it handed out").into()),
                     Some(Err(MapError::Refused(why))) => Err(format!("{refused}; {why}").into()),
                     Some(asked) => asked,
@@ -190,13 +190,13 @@ mod tests {
             ledger: WireKey(vec![3; 56]),
             pid: 77,
             fd: Some(5),
-            desk: Some([4; 24]),
+            broker: Some([4; 24]),
             simulated: true,
             len: 1 << 40,
             handle: [9; Handle::WIRE],
         };
         assert_eq!(Key::decode(&key.encode()), Some(key.clone()));
-        let without = Key { fd: None, desk: None, ..key };
+        let without = Key { fd: None, broker: None, ..key };
         assert_eq!(Key::decode(&without.encode()), Some(without));
         assert!(Key::decode(&WireKey(vec![0; 150])).is_none());
         assert!(fetch(u32::MAX, 0).is_err() && fetch(0, 0).is_err());

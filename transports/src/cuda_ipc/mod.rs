@@ -15,7 +15,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `ledger` | importers of an allocation: a page that all of them see |
-//! | `desk` | broker of descriptors, for processes that may not fetch them |
+//! | `broker` | hands out descriptors, to processes that may not fetch them |
 //! | `key` | keys, and the way from a key to its descriptors |
 //! | `exports` | allocations of this process: exported once, freed when no process maps them |
 //! | `imports` | allocations of other processes: opened once, kept for the next region |
@@ -25,7 +25,7 @@
 //! memory ends the importer's context (error 226, docs/gpu.md, "Measured"). Plain and VMM memory
 //! survive.
 
-mod desk;
+mod broker;
 mod exports;
 mod imports;
 mod key;

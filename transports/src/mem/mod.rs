@@ -14,7 +14,7 @@
 //! | [`buffer`] | the memory that an operation holds while it runs: [`Buffer`] |
 //! | [`loan`] | bytes that lie with their sender: [`Loan`] |
 //! | [`transfer`] | a copy that takes time, holding both of its ends until it has ended |
-//! | [`face`] | strided memory, rows at regular distances in a region: [`Face`] |
+//! | [`strided`] | strided memory, rows at regular distances in a region: [`Strided`] |
 //! | [`hosts`] | many copies between two regions of host memory: [`Hosts`] |
 //! | [`together`] | copies between regions that an engine is given together: [`Together`] |
 //! | `by_way` | the same through blocks of pinned memory: [`ByWay`] |
@@ -35,7 +35,6 @@ pub mod buffer;
 mod by_way;
 pub mod copy;
 mod extents;
-pub mod face;
 pub mod hint;
 pub mod hosts;
 pub mod kind;
@@ -48,6 +47,7 @@ pub mod pool;
 pub mod prefetch;
 pub mod region;
 pub mod shared;
+pub mod strided;
 pub mod together;
 pub mod transfer;
 pub mod view;
@@ -58,7 +58,6 @@ pub use allocator::{
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use by_way::ByWay;
 pub use copy::{Copied, CopyError, copy};
-pub use face::{Face, FaceError};
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use hosts::Hosts;
 pub use kind::{GpuUuid, MemKind};
@@ -69,6 +68,7 @@ pub use memfd::MapError;
 pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, SoleRegion, WeakRegion};
-pub use together::{Between, FaceRefused, Together, start_face};
+pub use strided::{Strided, StridedError};
+pub use together::{Between, StridedRefused, Together, start_strided};
 pub use transfer::{Refused, Transfer};
 pub use view::{MemMut, MemRef, Place};

@@ -1,6 +1,8 @@
 //! Copies between regions that an engine is given together.
 
-use super::{Buffer, CopyError, Face, FaceError, MemKind, Region, Transfer, copy::check_kinds};
+use super::{
+    Buffer, CopyError, MemKind, Region, Strided, StridedError, Transfer, copy::check_kinds,
+};
 use crate::gpu::{Event, Gpu, GpuError, Pieces, Stream};
 use std::ops::Range;
 use std::sync::Arc;
@@ -198,29 +200,29 @@ impl Together {
     }
 }
 
-/// Reason why a face was not copied.
+/// Reason why a strided block was not copied.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum FaceRefused {
-    /// The face is invalid, or not within its region.
+pub enum StridedRefused {
+    /// The block is invalid, or not within its region.
     #[error(transparent)]
-    Face(#[from] FaceError),
+    Strided(#[from] StridedError),
     /// The engine refused.
     #[error(transparent)]
     Copy(#[from] CopyError),
 }
 
-/// Begins the copy of a face of one region to one of the same shape of another, by a GPU's engine,
-/// on a stream if one is given. `None` where no engine takes it: as [`Together::between`], and for
-/// host memory that is not pinned, whose rows are copied together.
+/// Begins the copy of a strided block of one region to one of the same shape of another, by a GPU's
+/// engine, on a stream if one is given. `None` where no engine takes it: as [`Together::between`],
+/// and for host memory that is not pinned, whose rows are copied together.
 ///
 /// # Errors
-/// See [`FaceRefused`]. Nothing is in flight then.
-pub fn start_face(
-    (dst, to): (&Region, &Face),
-    (src, from): (&Region, &Face),
+/// See [`StridedRefused`]. Nothing is in flight then.
+pub fn start_strided(
+    (dst, to): (&Region, &Strided),
+    (src, from): (&Region, &Strided),
     stream: Option<&dyn Stream>,
-) -> Result<Option<Transfer>, FaceRefused> {
-    let grid = Face::grid(to, from)?;
+) -> Result<Option<Transfer>, StridedRefused> {
+    let grid = Strided::grid(to, from)?;
     to.check(dst.len())?;
     from.check(src.len())?;
     check_kinds(dst.kind(), src.kind())?;

@@ -1,4 +1,4 @@
-//! Connections that have not proved anything yet: bounded in number and time.
+//! Pending connections, which are not authenticated yet: bounded in number and time.
 //!
 //! Each holds the bytes of one unfinished message at most. When there are too many, or one has been
 //! here for too long, the oldest goes. A rank to which that happens calls again.
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thousand_strangers_leave_room_for_the_last_to_come() {
+    fn a_thousand_connections_leave_room_for_the_last_to_come() {
         let (mut pending, now) = (Pending::new(100, Duration::from_secs(10)), Instant::now());
         let places: Vec<u32> = (0..1000).map(|number| pending.admit(number, now)).collect();
         assert_eq!(pending.len(), 100);
@@ -236,7 +236,7 @@ mod tests {
     fn those_that_are_refused_are_counted() {
         let (mut pending, now) = (Pending::<()>::new(1, Duration::from_secs(10)), Instant::now());
         for _ in 0..1000 {
-            pending.refused("a stranger", "it knows no secret", now);
+            pending.refused("a process", "it knows no secret", now);
         }
         assert_eq!((pending.turned_away, pending.told), (1000, Some((now, 1))));
     }

@@ -9,7 +9,7 @@
 //! A proof is HMAC-SHA-256 (RFC 2104, FIPS 180-4) with the secret as its key. It covers the
 //! protocol with its version, the role of who proves, both nonces, and what both sides claim to be.
 //! So an overheard proof is worth nothing on another connection, and one that is sent back is of
-//! the wrong role. The dialer proves itself first: a listener gives a keyed hash to no stranger.
+//! the wrong role. The dialer proves itself first: an unauthenticated peer gets no keyed hash.
 
 use super::header::{BYE, OPENING, PROOF, Protocol, REFUSAL, words};
 use hmac::{Hmac, KeyInit, Mac};

@@ -33,7 +33,7 @@ const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const INCOMING: u64 = 1 << 32;
 const OUTGOING: u64 = 2 << 32;
-const STRANGER: u64 = 3 << 32;
+const PENDING: u64 = 3 << 32;
 
 /// State that links and the device share.
 #[derive(Debug)]
@@ -67,11 +67,11 @@ impl Shared {
         self.watch(fd, INCOMING | u64::from(bell))
     }
 
-    pub(super) fn watch_stranger(&self, place: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-        self.watch(fd, STRANGER | u64::from(place))
+    pub(super) fn watch_pending(&self, place: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.watch(fd, PENDING | u64::from(place))
     }
 
-    /// Watches the socket of a stranger as that of a link from now on.
+    /// Watches the socket of a pending connection as that of a link from now on.
     pub(super) fn watch_again(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         let name = EventData::new_u64(INCOMING | u64::from(bell));
         epoll::modify(&self.epoll, fd, name, EventFlags::IN | EventFlags::RDHUP)
@@ -223,7 +223,7 @@ impl ShmDevice {
             let number = (key & 0xffff_ffff) as u32;
             match key & !0xffff_ffff {
                 INCOMING => polling.inbound.listen(number),
-                STRANGER => polling.inbound.hear_stranger(&self.shared, number),
+                PENDING => polling.inbound.hear_pending(&self.shared, number),
                 OUTGOING => self.hear(polling, number, batch),
                 _ if key == WAKE => self.slept(),
                 _ => self.accept(polling),

@@ -8,8 +8,8 @@
 
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
+use super::pending::{Heard, NotIn, PendingSender};
 use super::source::{Look, Source};
-use super::stranger::{Heard, NotIn, Stranger};
 use crate::contract::{Batch, DownCause, Event, Matcher, PeerId};
 use crate::net::packets::Channel;
 use crate::net::pending::Pending;
@@ -20,12 +20,7 @@ use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// Bound of senders that have not proved themselves, or twice the number of ranks if that is more.
-const MOST_STRANGERS: usize = 1024;
-/// Time in which a sender has to prove itself. A rank that computes for longer calls again.
-const STRANGERS_TIME: Duration = Duration::from_secs(600);
+use std::time::Instant;
 
 /// Warm rings that are too few to be worth cooling one.
 const FEW: usize = 8;
@@ -38,7 +33,7 @@ pub(super) struct Inbound {
     /// By bell.
     links: Vec<Option<Incoming>>,
     /// Senders that have connected and were not welcomed so far.
-    strangers: Pending<Stranger>,
+    pending: Pending<PendingSender>,
     /// Senders whose rings are polled. Here and not in `links`, so that a poll follows no pointer.
     warm: Vec<Source>,
     /// Index at which the next poll begins, so that no ring is always last.
@@ -58,9 +53,8 @@ enum Incoming {
 impl Inbound {
     /// Creates the state for a job of this number of ranks, all of which may call at the same time.
     pub(super) fn of(ranks: u32) -> Self {
-        let most = MOST_STRANGERS.max(2 * ranks as usize);
-        let strangers = Pending::new(most, STRANGERS_TIME);
-        Self { links: Vec::new(), strangers, warm: Vec::new(), turn: 0, owes_welcomes: false }
+        let pending = Pending::of_ranks(ranks);
+        Self { links: Vec::new(), pending, warm: Vec::new(), turn: 0, owes_welcomes: false }
     }
 
     /// Returns `true` if any polled ring has something, or any bell has rung.
@@ -211,32 +205,32 @@ impl Inbound {
         }
     }
 
-    /// Lets a stranger prove itself. Its first words are there already, most likely; if not the
+    /// Lets a sender prove itself. Its first message is there already, most likely; if not, the
     /// epoll set tells.
     pub(super) fn admit(&mut self, shared: &Shared, channel: Channel) -> Result<(), Errno> {
-        let stranger = Stranger::new(shared, channel)?;
+        let sender = PendingSender::new(shared, channel)?;
         let now = Instant::now();
-        self.strangers.expire(now);
-        if let Some(oldest) = self.strangers.crowded() {
+        self.pending.expire(now);
+        if let Some(oldest) = self.pending.crowded() {
             // It may have something to say by now.
-            self.hear_stranger(shared, oldest);
+            self.hear_pending(shared, oldest);
         }
-        let place = self.strangers.admit(stranger, now);
-        self.hear_stranger(shared, place);
+        let place = self.pending.admit(sender, now);
+        self.hear_pending(shared, place);
         Ok(())
     }
 
-    /// Takes in what a stranger says, and lets it in when that is enough.
-    pub(super) fn hear_stranger(&mut self, shared: &Shared, place: u32) {
-        let Some(stranger) = self.strangers.get_mut(place) else { return };
-        let heard = stranger.hear(shared, place);
-        if stranger.is_proven() {
-            self.strangers.proved(place);
+    /// Receives the messages of a pending connection, and admits its sender when they suffice.
+    pub(super) fn hear_pending(&mut self, shared: &Shared, place: u32) {
+        let Some(sender) = self.pending.get_mut(place) else { return };
+        let heard = sender.hear(shared, place);
+        if sender.is_proven() {
+            self.pending.proved(place);
         }
         let why = match heard {
             Ok(Heard::Silent) => return,
             Ok(Heard::Short(error)) => return self.lacks(shared, error),
-            Ok(Heard::Gone) => return drop(self.strangers.take(place)),
+            Ok(Heard::Gone) => return drop(self.pending.take(place)),
             Ok(Heard::Hello) => match self.free_bell() {
                 Some(bell) => return self.welcome(shared, place, bell),
                 None => format!("{} links lead here already", Bells::COUNT),
@@ -252,11 +246,11 @@ impl Inbound {
     }
 
     fn refuse(&mut self, place: u32, why: String) {
-        let Some(stranger) = self.strangers.take(place) else { return };
-        let whom = stranger.channel.peer();
+        let Some(sender) = self.pending.take(place) else { return };
+        let whom = sender.channel.peer();
         let whom = whom.map_or_else(|_| "a process".into(), |it| format!("process {}", it.pid));
-        self.strangers.refused(&whom, &why, Instant::now());
-        let _ = stranger.channel.send(&Message::Refusal(why).encode(), &[]);
+        self.pending.refused(&whom, &why, Instant::now());
+        let _ = sender.channel.send(&Message::Refusal(why).encode(), &[]);
     }
 
     /// Returns a bell that no link has.
@@ -267,20 +261,20 @@ impl Inbound {
     }
 
     fn welcome(&mut self, shared: &Shared, place: u32, bell: u32) {
-        let Some(stranger) = self.strangers.take(place) else { return };
-        let guest = match stranger.enter(shared, bell) {
-            Ok(guest) => guest,
-            Err((stranger, not_in)) => {
+        let Some(sender) = self.pending.take(place) else { return };
+        let admitted = match sender.enter(shared, bell) {
+            Ok(admitted) => admitted,
+            Err((sender, not_in)) => {
                 // The place that it has left is the next to be given out, and it is watched by it.
-                let place = self.strangers.admit(stranger, Instant::now());
-                self.strangers.proved(place);
+                let place = self.pending.admit(sender, Instant::now());
+                self.pending.proved(place);
                 return match not_in {
                     NotIn::Short(error) => self.lacks(shared, error),
                     NotIn::Refused(why) => self.refuse(place, why),
                 };
             }
         };
-        let sender = Source::new(guest, bell);
+        let sender = Source::new(admitted, bell);
         shared.nothing_is_short();
         shared.incoming().insert(sender.from, sender.segment.clone());
         let link = Some(Incoming::Cold(Box::new(sender)));
@@ -325,9 +319,9 @@ impl Inbound {
         if !std::mem::take(&mut self.owes_welcomes) {
             return;
         }
-        for place in self.strangers.places() {
-            if self.strangers.get_mut(place).is_some_and(|stranger| stranger.waits()) {
-                self.hear_stranger(shared, place);
+        for place in self.pending.places() {
+            if self.pending.get_mut(place).is_some_and(|sender| sender.waits()) {
+                self.hear_pending(shared, place);
             }
         }
     }
@@ -335,8 +329,8 @@ impl Inbound {
     /// Ends a peer that is known to have gone. Returns `true` if rings of the peer lead here: its
     /// end is then reported when they are empty.
     pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
-        for place in self.strangers.places() {
-            self.hear_stranger(shared, place);
+        for place in self.pending.places() {
+            self.hear_pending(shared, place);
         }
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
             match self.links.get_mut(bell as usize) {
@@ -359,8 +353,8 @@ impl Inbound {
             Incoming::Cold(sender) => Some(sender.channel),
             Incoming::Warm => None,
         });
-        let strangers = self.strangers.drain().into_iter().map(|stranger| stranger.channel);
-        let others = others.chain(strangers);
+        let pending = self.pending.drain().into_iter().map(|sender| sender.channel);
+        let others = others.chain(pending);
         for channel in self.warm.drain(..).map(|sender| sender.channel).chain(others) {
             let _ = channel.send(&Message::Bye.encode(), &[]);
         }

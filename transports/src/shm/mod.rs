@@ -6,7 +6,7 @@
 //! | [`handshake`] | the messages by which a sender shows its segment to a receiver |
 //! | [`link`] | the sending side: inline into the ring, or through a chunk |
 //! | [`device`] | the receiving side, and the upkeep of both sides |
-//! | `stranger` | a pending connection, from its call to its welcome |
+//! | `pending` | a pending connection, from its call to its welcome |
 //! | [`inbound`] | the rings that lead here, and which of them polls look at |
 //! | `source` | the ring of one sender: its records, and the messages in them |
 //! | [`export`] | regions that peers map |
@@ -28,10 +28,10 @@ pub mod kernel_copy;
 pub mod link;
 #[cfg(test)]
 mod pair;
+mod pending;
 pub mod segment;
 mod settings;
 mod source;
-mod stranger;
 
 pub use segment::Geometry;
 pub use settings::ShmSettings;

@@ -4,8 +4,8 @@
 
 use super::device::is_dead;
 use super::handshake::{MAX_MESSAGE, Message};
+use super::pending::AdmittedSender;
 use super::segment::{Segment, SegmentSlots};
-use super::stranger::Guest;
 use crate::contract::{
     Batch, DownCause, Event, Header, Lender, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
 };
@@ -74,7 +74,10 @@ pub(super) enum Look {
 }
 
 impl Source {
-    pub(super) fn new(Guest { from, channel, segment, process }: Guest, bell: u32) -> Self {
+    pub(super) fn new(
+        AdmittedSender { from, channel, segment, process }: AdmittedSender,
+        bell: u32,
+    ) -> Self {
         // SAFETY: the segment came with this hello, and this is the only consumer made for it
         // here. If a hostile sender sends one segment twice, two consumers write only `freed`.
         // Each reads memory that it does not trust anyway.

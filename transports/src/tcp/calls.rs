@@ -3,8 +3,8 @@
 use super::device::{Polling, TcpDevice};
 use super::incoming::{Inbound, Incoming};
 use super::outgoing::{Outgoing, Risen};
+use super::pending::ProvedConnection;
 use super::shared::{LISTENER, Shared};
-use super::strangers::Guest;
 use super::wire;
 use crate::net::greeting::Carrier as _;
 use crate::net::key::DeviceKey;
@@ -18,19 +18,19 @@ use std::sync::atomic::Ordering;
 /// has made anew.
 const MOST: usize = 1024;
 
-/// Callers that one poll takes in: strangers that call again and again do not keep it here.
+/// Connections that one poll accepts: a process that connects again and again does not keep it.
 const AT_ONCE: u32 = 64;
 
 impl TcpDevice {
     pub(super) fn accept(&self, polling: &mut Polling) {
         for _ in 0..AT_ONCE {
-            if let Some(oldest) = polling.strangers.pending.crowded() {
+            if let Some(oldest) = polling.pending.crowded() {
                 // It may have something to say by now.
-                self.hear_stranger(polling, oldest);
+                self.hear_pending(polling, oldest);
             }
             let Some(listener) = &polling.listener else { return };
             let admitted = match listener.accept() {
-                Ok((socket, from)) => polling.strangers.admit(&self.shared, socket, from),
+                Ok((socket, from)) => polling.pending.begin(&self.shared, socket, from),
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::AGAIN) | None => return,
                     // The caller itself has gone.
@@ -39,7 +39,7 @@ impl TcpDevice {
                 },
             };
             match admitted {
-                Ok(place) => self.hear_stranger(polling, place),
+                Ok(place) => self.hear_pending(polling, place),
                 Err(error) => return self.listen_later(polling, error),
             }
         }
@@ -55,45 +55,45 @@ impl TcpDevice {
             polling.is_troubled = true;
         }
         // Those that say nothing have taken some of it.
-        polling.strangers.hasten();
+        polling.pending.hasten();
     }
 
-    pub(super) fn hear_stranger(&self, polling: &mut Polling, place: u32) {
-        let Some(guest) = polling.strangers.hear(&self.shared, place) else { return };
+    pub(super) fn hear_pending(&self, polling: &mut Polling, place: u32) {
+        let Some(connection) = polling.pending.hear(&self.shared, place) else { return };
         self.shared.is_short.store(false, Ordering::Relaxed);
-        self.admit(polling, guest);
+        self.admit(polling, connection);
     }
 
     /// Takes in a connection of a rank of the job, unless it has to wait.
-    pub(super) fn admit(&self, polling: &mut Polling, mut guest: Guest) {
-        let link = match self.end_of(&guest) {
+    pub(super) fn admit(&self, polling: &mut Polling, mut connection: ProvedConnection) {
+        let link = match self.end_of(&connection) {
             Ok(link) => link,
             Err(why) => {
-                let _ = guest.channel.say(&wire::PROTOCOL.refusal(why));
+                let _ = connection.channel.say(&wire::PROTOCOL.refusal(why));
                 return;
             }
         };
-        let name = |it: &Guest| (it.device, it.hello.from.get());
-        if link.holds(&self.shared, name(&guest)) {
-            polling.crossed.retain(|it| name(it) != name(&guest));
-            return polling.crossed.push(guest);
+        let name = |it: &ProvedConnection| (it.device, it.hello.from.get());
+        if link.holds(&self.shared, name(&connection)) {
+            polling.crossed.retain(|it| name(it) != name(&connection));
+            return polling.crossed.push(connection);
         }
         let known = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
         let received = known.map_or(0, |entry| entry.incoming.received);
-        let Some(answer) = link.answer(&self.shared, &guest.hello, received) else { return };
-        let said = guest.channel.say(&answer.message(wire::WELCOME));
-        if said.is_err() || guest.channel.unwritten() > 0 {
+        let Some(answer) = link.answer(&self.shared, &connection.hello, received) else { return };
+        let said = connection.channel.say(&answer.message(wire::WELCOME));
+        if said.is_err() || connection.channel.unwritten() > 0 {
             return;
         }
-        let (socket, behind) = guest.channel.into_stream();
+        let (socket, behind) = connection.channel.into_stream();
         let socket = match self.shared.serve(socket, link.index) {
             Ok(socket) => socket,
             Err(error) => return self.shared.tell_of_shortage(error),
         };
-        let window = guest.hello.window.get();
+        let window = connection.hello.window.get();
         // What the connection before still brings comes again on this one.
         self.attach(polling, &link, Risen { socket: socket.clone(), window, behind });
-        link.rise(&self.shared, socket, guest.home, &guest.hello);
+        link.rise(&self.shared, socket, connection.home, &connection.hello);
     }
 
     /// Has the receiving end go on with a connection that has come up.
@@ -120,12 +120,12 @@ impl TcpDevice {
     ///
     /// # Errors
     /// The reason why the connection is refused.
-    fn end_of(&self, guest: &Guest) -> Result<Arc<Outgoing>, &'static str> {
-        let (from, to) = (guest.hello.from.get(), guest.hello.to.get());
+    fn end_of(&self, connection: &ProvedConnection) -> Result<Arc<Outgoing>, &'static str> {
+        let (from, to) = (connection.hello.from.get(), connection.hello.to.get());
         let mut links = self.shared.outgoing.lock();
-        let of_peer = || links.iter().flatten().filter(|it| it.peer == guest.peer);
+        let of_peer = || links.iter().flatten().filter(|it| it.peer == connection.peer);
         let other = |it: &Outgoing| it.sending.lock().other;
-        let ends = || of_peer().filter(|it| it.device == guest.device);
+        let ends = || of_peer().filter(|it| it.device == connection.device);
         let known = ends().find(|it| other(it) == from).or_else(|| {
             let is_free =
                 |it: &&Arc<Outgoing>| it.number != from && !it.is_over() && other(it) == 0;
@@ -142,6 +142,6 @@ impl TcpDevice {
             return Err("its rank has too many links here");
         }
         let number = DeviceKey::fresh().map_err(|_| "no random bytes")?;
-        Ok(Shared::begin(&mut links, (guest.peer, guest.device), number))
+        Ok(Shared::begin(&mut links, (connection.peer, connection.device), number))
     }
 }

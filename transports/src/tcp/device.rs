@@ -10,8 +10,8 @@ use super::incoming::{Fault, Inbound, Read, Receiving};
 use super::link::TcpLink;
 use super::looks::Looks;
 use super::outgoing::Outgoing;
-use super::shared::{BELL, LINK, LISTENER, STRANGER, Shared, TIMER};
-use super::strangers::{Guest, Strangers};
+use super::pending::{PendingConnection, ProvedConnection};
+use super::shared::{BELL, LINK, LISTENER, PENDING, Shared, TIMER};
 use super::{NAME, Options, socket};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, Matcher, PeerId, Polled,
@@ -20,6 +20,7 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::key::DeviceKey;
+use crate::net::pending::Pending;
 use crate::net::{self, interfaces, sockets};
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
@@ -48,9 +49,9 @@ const IDLE: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub(super) struct Polling {
     pub(super) listener: Option<TcpListener>,
-    pub(super) strangers: Strangers,
+    pub(super) pending: Pending<PendingConnection>,
     /// Connections of peers to which this device is dialling at the same time.
-    pub(super) crossed: Vec<Guest>,
+    pub(super) crossed: Vec<ProvedConnection>,
     /// Receiving ends, each at the place of its sending end.
     pub(super) inbound: Vec<Option<Inbound>>,
     pub(super) hot: Vec<Hot>,
@@ -130,7 +131,7 @@ impl TcpDevice {
             shared.watch(timer.as_fd(), TIMER, EventFlags::IN)?;
             let polling = Polling {
                 listener: Some(listener),
-                strangers: Strangers::of(shared.identity.ranks),
+                pending: Pending::of_ranks(shared.identity.ranks),
                 crossed: Vec::new(),
                 inbound: Vec::new(),
                 hot: Vec::with_capacity(HOT),
@@ -267,7 +268,7 @@ impl TcpDevice {
     /// Returns `true` if nothing can come but a peer that connects.
     fn is_alone(&self, polling: &Polling) -> bool {
         polling.inbound.iter().all(Option::is_none)
-            && polling.strangers.pending.is_empty()
+            && polling.pending.is_empty()
             && self.shared.outgoing.lock().is_empty()
     }
 
@@ -299,7 +300,7 @@ impl TcpDevice {
                         polling.warm(place);
                     }
                 }
-                STRANGER => self.hear_stranger(polling, place),
+                PENDING => self.hear_pending(polling, place),
                 _ if name == LISTENER => self.accept(polling),
                 _ if name == TIMER => {
                     let _ = rustix::io::read(&self.timer, &mut [0; 8]);
@@ -337,13 +338,13 @@ impl TcpDevice {
             polling.is_deaf = watched.is_err();
         }
         // One may have waited for a resource that was short.
-        for place in polling.strangers.pending.places() {
-            self.hear_stranger(polling, place);
+        for place in polling.pending.places() {
+            self.hear_pending(polling, place);
         }
-        for guest in std::mem::take(&mut polling.crossed) {
-            self.admit(polling, guest);
+        for connection in std::mem::take(&mut polling.crossed) {
+            self.admit(polling, connection);
         }
-        let pending = &mut polling.strangers.pending;
+        let pending = &mut polling.pending;
         pending.expire(Instant::now());
         polling.is_troubled = !pending.is_empty() || !polling.crossed.is_empty();
         let longest = self.shared.packets.packet_size();
@@ -466,7 +467,7 @@ impl Device for TcpDevice {
         let links = self.shared.outgoing.lock();
         let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
         let needs_time = links.iter().flatten().any(is_moving)
-            || !polling.strangers.pending.is_empty()
+            || !polling.pending.is_empty()
             || !polling.crossed.is_empty()
             || polling.is_deaf;
         // Another thread may send meanwhile, and the peer's machine fall silent.
@@ -500,7 +501,7 @@ impl Device for TcpDevice {
         let mut polling = self.polling.lock();
         sockets::close(polling.listener.take());
         // Those that wait here hear no answer any more.
-        polling.strangers = Strangers::of(self.shared.identity.ranks);
+        polling.pending = Pending::of_ranks(self.shared.identity.ranks);
         polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
         let links = self.shared.outgoing.lock().clone();

@@ -29,8 +29,8 @@ impl TcpDevice {
         batch: &mut Batch,
     ) -> bool {
         // One that has just introduced itself would come up, and end, once more.
-        for place in polling.strangers.pending.places() {
-            self.hear_stranger(polling, place);
+        for place in polling.pending.places() {
+            self.hear_pending(polling, place);
         }
         let of_peer = |entry: &Option<Inbound>| {
             entry.as_ref().is_some_and(|entry| entry.incoming.peer == peer)
@@ -57,7 +57,7 @@ impl TcpDevice {
         // Failing a link has reported the peer once more.
         self.shared.deaths.lock().retain(|(other, _)| *other != peer);
         // One that waits for its turn would come up once more.
-        polling.crossed.retain(|guest| guest.peer != peer);
+        polling.crossed.retain(|it| it.peer != peer);
         self.shared.yields(batch);
         self.shared.tell(Event::PeerDown { peer, cause: cause.clone() });
         true

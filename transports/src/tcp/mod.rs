@@ -14,7 +14,7 @@
 //! | `outflow` | the bytes that are owed to the peer, until they are acknowledged |
 //! | `incoming` | the receiving end: bytes become messages, and puts land in windows |
 //! | `windows` | buffers that peers' puts are scattered into, until they are taken back |
-//! | `strangers` | connections that have not proved themselves |
+//! | `pending` | connections that have not proved themselves |
 //! | [`frame`] | the heads between the bytes |
 //! | `wire` | the first messages of a connection |
 //! | [`address`] | published addresses |
@@ -55,10 +55,10 @@ mod link;
 mod looks;
 mod outflow;
 mod outgoing;
+mod pending;
 mod settings;
 mod shared;
 mod socket;
-mod strangers;
 #[cfg(test)]
 mod tests;
 mod windows;

@@ -29,7 +29,7 @@ pub(super) const LISTENER: u64 = 0;
 pub(super) const BELL: u64 = 1;
 pub(super) const TIMER: u64 = 2;
 pub(super) const LINK: u64 = 1 << 32;
-pub(super) const STRANGER: u64 = 2 << 32;
+pub(super) const PENDING: u64 = 2 << 32;
 
 /// Events of a connection that has something to read.
 pub(super) const READS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);

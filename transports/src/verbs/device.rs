@@ -3,6 +3,7 @@
 
 use super::address::{Address, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
+use super::callers::Callers;
 use super::domain::Shared;
 use super::entries::Entries;
 use super::link::RdmaLink;
@@ -10,7 +11,6 @@ use super::partings::Partings;
 use super::rails::{self, Rails, Ways};
 use super::receives::Receives;
 use super::signs::Signs;
-use super::strangers::Strangers;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
 use super::together::Opened;
@@ -41,7 +41,7 @@ const COMPLETIONS: u64 = 1;
 const ASYNC: u64 = 2;
 const RAIL: u64 = 3;
 pub(super) const CALL: u64 = 1 << 32;
-pub(super) const STRANGER: u64 = 2 << 32;
+pub(super) const PENDING: u64 = 2 << 32;
 
 /// Completions that one poll of the queue takes.
 const AT_ONCE: usize = 16;
@@ -74,7 +74,7 @@ pub(super) struct Polling {
     pub(super) shared: Arc<Shared>,
     pub(super) key: DeviceKey,
     pub(super) entries: Entries,
-    pub(super) strangers: Strangers,
+    pub(super) callers: Callers,
     /// Connections whose peers are called again once this process has the resources, with the
     /// error of the last call.
     pub(super) undialled: Vec<(u32, String)>,
@@ -177,7 +177,7 @@ impl RdmaDevice {
         let polling = Polling {
             key,
             entries: Entries::default(),
-            strangers: Strangers::of(shared.identity.ranks),
+            callers: Callers::of(shared.identity.ranks),
             undialled: Vec::new(),
             receives,
             queue,
@@ -251,7 +251,7 @@ impl RdmaDevice {
             let number = u32::try_from(name & 0xffff_ffff).unwrap_or(0);
             match name & !0xffff_ffff {
                 CALL => polling.hear(number),
-                STRANGER => polling.hear_stranger(number),
+                PENDING => polling.hear_caller(number),
                 _ if name == COMPLETIONS => self.woken(),
                 _ if name == ASYNC => polling.hear_nic(),
                 // All rails are polled below.
@@ -481,7 +481,7 @@ impl Polling {
         self.stash.clear();
         self.opened = None;
         self.partings.clear();
-        self.strangers = Strangers::of(self.shared.identity.ranks);
+        self.callers = Callers::of(self.shared.identity.ranks);
         sockets::close(self.listener.take());
         // All queue pairs are gone: no packet is received into any more.
         self.receives.close();

@@ -1,6 +1,7 @@
 //! Begin and end of connections: calls, answers, calls that cross, and orderly and other ends.
 
 use super::address::Address;
+use super::callers::ProvedCaller;
 use super::channel::{Channel, Received};
 use super::connection::Connection;
 use super::device::{CALL, Polling};
@@ -8,7 +9,6 @@ use super::entries::{Entry, Phase};
 use super::memory::Words;
 use super::partings::{Lingering, Parting};
 use super::queue_pairs;
-use super::strangers::Guest;
 use super::sys::VerbsError;
 use super::transfers;
 use super::wire::{End, Message, greeting};
@@ -253,8 +253,8 @@ impl Polling {
     }
 
     /// Answers a call with a queue pair of this side.
-    pub(super) fn answer(&mut self, index: u32, guest: Guest) {
-        let Guest { mut channel, session, end, .. } = guest;
+    pub(super) fn answer(&mut self, index: u32, caller: ProvedCaller) {
+        let ProvedCaller { mut channel, session, end, .. } = caller;
         if let Err(why) = self.join(index, &end) {
             self.refuse(channel, why.clone());
             return self.end(index, DownCause::Lacking(why));
@@ -519,8 +519,8 @@ impl Polling {
         if !entry.is_quiet {
             self.pending.push_back(Event::PeerDown { peer, cause });
         }
-        if let Some(guest) = self.strangers.take_held(peer, device) {
-            self.meet(guest);
+        if let Some(caller) = self.callers.take_held(peer, device) {
+            self.meet(caller);
         }
     }
 

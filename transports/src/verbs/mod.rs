@@ -24,7 +24,7 @@
 //! | `connection` | a queue pair to one peer's device |
 //! | `entries` | all connections of a device |
 //! | `credits` | those owed to peers, and peers that return none |
-//! | `meeting`, `strangers` | set-up and end of connections |
+//! | `meeting`, `callers` | set-up and end of connections |
 //! | `partings` | queue pairs that stay until their last receive has come back |
 //! | `chunks` | a buffer that a peer may write to, one chunk after the other |
 //! | `rails` | several NICs of one rank |
@@ -37,6 +37,7 @@
 
 pub mod address;
 mod bounces;
+mod callers;
 pub mod channel;
 mod choice;
 mod chunks;
@@ -59,7 +60,6 @@ mod receives;
 mod sending;
 mod settings;
 mod signs;
-mod strangers;
 mod survey;
 pub mod sys;
 mod thread_domains;

@@ -242,8 +242,8 @@ fn devices_have_names_of_their_own_and_say_what_lies_between() {
             }
         }
     }
-    let stranger = carrack_transports::mem::GpuUuid([0xee; 16]);
-    assert_eq!(gpus[0].reaches(stranger).unwrap_err().name, "INVALID_DEVICE");
+    let unknown = carrack_transports::mem::GpuUuid([0xee; 16]);
+    assert_eq!(gpus[0].reaches(unknown).unwrap_err().name, "INVALID_DEVICE");
 }
 
 /// The names that this crate gives to codes are the driver's.

@@ -1,11 +1,11 @@
-//! Many copies in one call, and faces.
+//! Many copies in one call, and strided blocks.
 
 use crate::roles::Other;
 use crate::support::{MIB, make, need, payload};
 use crate::user;
 use carrack_transports::gpu::Stream;
 use carrack_transports::gpu::cuda::CudaStream;
-use carrack_transports::mem::{Face, Region, Together, Transfer, start_face};
+use carrack_transports::mem::{Region, Strided, Together, Transfer, start_strided};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const ROOM: usize = 2 * MIB;
@@ -21,7 +21,7 @@ fn ended(transfer: Transfer) {
 /// Every pair of kinds that an engine reaches by itself, of one device and of two, on the
 /// library's stream and on one of the program's.
 #[test]
-fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() {
+fn pieces_and_strided_blocks_arrive_whole_between_all_kinds_and_leave_the_guards_alone() {
     let Some((_, gpus)) = need(1) else { return };
     println!("pieces of a batch go {}", gpus[0].how_pieces_go());
     let mut places = vec![("pinned".to_owned(), make(&gpus[0], "pinned", ROOM))];
@@ -72,11 +72,13 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
                     ([24, 30, 20], [128, 128 * 40]),
                     ([24, 30, 20], [128, 4001]),
                 ] {
-                    let (theirs, ours) =
-                        (Face { offset: 600_000, count, pitch }, Face { offset: 5, count, pitch });
-                    let begun = start_face((dst, &theirs), (src, &ours), stream.as_deref());
+                    let (theirs, ours) = (
+                        Strided { offset: 600_000, count, pitch },
+                        Strided { offset: 5, count, pitch },
+                    );
+                    let begun = start_strided((dst, &theirs), (src, &ours), stream.as_deref());
                     ended(begun.unwrap_or_else(|why| panic!("{what}: {why}")).unwrap());
-                    for (there, here) in Face::grid(&theirs, &ours).unwrap().rows() {
+                    for (there, here) in Strided::grid(&theirs, &ours).unwrap().rows() {
                         let (there, here) = (theirs.offset + there, ours.offset + here);
                         wanted[there..there + count[0]]
                             .copy_from_slice(&content[here..here + count[0]]);
@@ -113,11 +115,11 @@ pub fn on_default_streams() {
     // The legacy stream by either name, the thread's default stream, a stream that waits for the
     // legacy one, and one that does not.
     for (turn, raw) in [0, 1, 2, theirs, user::stream(1)].into_iter().enumerate() {
-        for as_face in [false, true] {
-            let what = format!("stream {raw:#x}, a face: {as_face}");
+        for is_strided in [false, true] {
+            let what = format!("stream {raw:#x}, strided: {is_strided}");
             // SAFETY: a stream that lives to the end of the program, or a default one.
             let stream = unsafe { CudaStream::from_raw(&driver, raw) }.unwrap();
-            let content = payload(ROOM, 2 * turn as u64 + u64::from(as_face));
+            let content = payload(ROOM, 2 * turn as u64 + u64::from(is_strided));
             first.whole().write(&content).unwrap();
             for region in [&second, &third, &last] {
                 region.whole().write(&vec![0; ROOM]).unwrap();
@@ -126,13 +128,13 @@ pub fn on_default_streams() {
             user::spin(raw, flag.addr());
             user::copy_async(second.addr(), first.addr(), ROOM, raw);
             let mut wanted = vec![0; ROOM];
-            let mut batch = if as_face {
-                let face = Face { offset: 3, count: [700, COUNT, 1], pitch: [1100, 0] };
-                for (to, from) in Face::grid(&face, &face).unwrap().rows() {
+            let mut batch = if is_strided {
+                let block = Strided { offset: 3, count: [700, COUNT, 1], pitch: [1100, 0] };
+                for (to, from) in Strided::grid(&block, &block).unwrap().rows() {
                     wanted[3 + to..3 + to + 700]
                         .copy_from_slice(&content[3 + from..3 + from + 700]);
                 }
-                start_face((&third, &face), (&second, &face), Some(&stream)).unwrap().unwrap()
+                start_strided((&third, &block), (&second, &block), Some(&stream)).unwrap().unwrap()
             } else {
                 let mut together = Together::between(&third, &second, COUNT).unwrap();
                 for at in 0..COUNT {

@@ -53,8 +53,8 @@ pub type PostGet<'a> = Post<'a, rma::Get<'a>>;
 /// Many puts or gets to be posted as one. Made by
 /// [`Runtime::post_put_batch`](crate::Runtime::post_put_batch),
 /// [`post_get_batch`](crate::Runtime::post_get_batch),
-/// [`post_put_face`](crate::Runtime::post_put_face) and
-/// [`post_get_face`](crate::Runtime::post_get_face).
+/// [`post_put_strided`](crate::Runtime::post_put_strided) and
+/// [`post_get_strided`](crate::Runtime::post_get_strided).
 pub type PostBatch<'a> = Post<'a, batch::Batch<'a>>;
 /// An atomic operation to be posted. Made by
 /// [`Runtime::post_fetch_add`](crate::Runtime::post_fetch_add) and

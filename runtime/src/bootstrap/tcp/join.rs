@@ -249,7 +249,8 @@ impl Search<'_> {
                 Err(Failure::Gone(why)) => return Err(Refusal::Again(why)),
                 // Bridges of containers have one address on many machines.
                 Err(Failure::Unproven(why)) if self.invitation.hosts.len() > 1 => {
-                    return Err(Refusal::Again(format!("a stranger listens there ({why})")));
+                    let why = format!("a process that is not of the job listens there ({why})");
+                    return Err(Refusal::Again(why));
                 }
                 Err(Failure::Unproven(why)) => return Err(self.not_proven(why)),
             }

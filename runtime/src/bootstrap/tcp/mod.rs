@@ -17,8 +17,8 @@
 //! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks, or the secret of a
 //! launcher's exchange. Both sides of a connection prove that they hold it ([`JobKey`] has the
 //! formulas). Without it the key is made from what an attacker can know; rank 0 warns of that on
-//! stderr. Later frames are neither encrypted nor signed: the bootstrap keeps strangers and other
-//! jobs out, and trusts the network in between. An eavesdropper can guess a short secret.
+//! stderr. Later frames are neither encrypted nor signed: the bootstrap refuses processes that are
+//! not of the job, and trusts the network in between. An eavesdropper can guess a short secret.
 //!
 //! # The store, and what it costs
 //!

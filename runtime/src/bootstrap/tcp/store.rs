@@ -25,7 +25,7 @@ use crate::bootstrap::protocol::{Frame, MAX_FRAME, VERSION};
 use crate::bootstrap::server::{Outgoing, Server};
 
 /// Pending connections at a time.
-const MOST_STRANGERS: usize = 1024;
+const MOST_PENDING: usize = 1024;
 
 /// Time that a pending connection has for its proof.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl Store {
             members: (0..size).map(|_| None).collect(),
             came_from: vec![None; size],
             missing: size - 1,
-            callers: Pending::new(MOST_STRANGERS, PATIENCE),
+            callers: Pending::new(MOST_PENDING, PATIENCE),
             deadline: Instant::now().checked_add(patience),
             shut_until: None,
             lingers_until: None,
@@ -269,7 +269,7 @@ impl Store {
                 let claim = caller.greeting.claim().unwrap_or_default();
                 self.lost([claim.rank.get()], Departure::OtherSecret);
             }
-            // A stranger gets no answer.
+            // A process that is not of the job gets no answer.
             failure => self.callers.refused(&whom, &failure.to_string(), now),
         }
     }

@@ -353,20 +353,20 @@ fn another_program_on_the_port_is_told_from_a_rank() {
 }
 
 #[test]
-fn strangers_hold_nobody_up() {
+fn pending_connections_hold_nobody_up() {
     allow_descriptors();
     let port = free_port("127.0.0.1");
     let zero = FromEnvironment::join(&invitation(0, 3, port)).unwrap();
-    let stranger = || TcpStream::connect(("127.0.0.1", port)).unwrap();
-    // More than may stand there, who say nothing, or one byte of the right beginning.
-    let silent: Vec<_> = (0..1100).map(|_| stranger()).collect();
-    silent.iter().step_by(2).for_each(|mut stranger| drop(stranger.write_all(b"c")));
-    let mut browser = stranger();
+    let caller = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    // More than may be pending, which say nothing, or one byte of the right beginning.
+    let silent: Vec<_> = (0..1100).map(|_| caller()).collect();
+    silent.iter().step_by(2).for_each(|mut caller| drop(caller.write_all(b"c")));
+    let mut browser = caller();
     browser.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
     let one = FromEnvironment::join(&invitation(1, 3, port)).unwrap();
     let mut answer = Vec::new();
     let _ = browser.read_to_end(&mut answer);
-    assert!(answer.len() <= 100, "a stranger is told nothing but what every caller is");
+    assert!(answer.len() <= 100, "a pending connection is told only what every caller is");
     let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
     each(vec![zero, one, two], |rank| rank.fence().unwrap());
     drop(silent);

@@ -54,7 +54,7 @@ impl Claim {
             match Channel::connect(name.as_bytes()) {
                 Ok(other) => return Err(shared(other.peer().map_or(0, |other| other.pid))),
                 // This user's processes could not reach a claim under that name.
-                Err(stranger @ ConnectError::OtherUser(_)) => return Err(unknown(&stranger)),
+                Err(error @ ConnectError::OtherUser(_)) => return Err(unknown(&error)),
                 // The owner of the name is about to listen: it would miss this connection, and
                 // have a copier all the same. Or it gives the name up.
                 Err(ConnectError::System(Errno::CONNREFUSED)) => last = shared(0),

@@ -7,7 +7,7 @@ use crate::net::key::DeviceKey;
 use crate::net::streams::TcpChannel;
 use crate::tcp::address::Address;
 use crate::tcp::outgoing::Line;
-use crate::tcp::strangers::Guest;
+use crate::tcp::pending::ProvedConnection;
 use crate::tcp::wire::{self, Hello};
 use carrack_test_support::relay::Relay;
 use proptest::prelude::*;
@@ -147,7 +147,7 @@ fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
         assert!(start.elapsed() < Duration::from_secs(20), "the caller wakes the thread");
     }
     here.poll_for(Duration::from_millis(200));
-    assert!(!here.device.polling.lock().strangers.pending.is_empty());
+    assert!(!here.device.polling.lock().pending.is_empty());
 }
 
 #[test]
@@ -159,9 +159,10 @@ fn a_thread_sleeps_no_longer_than_a_tick_while_a_connection_waits_for_the_end_of
     let channel = TcpChannel::over(socket, wire::limits(Duration::from_secs(5))).unwrap();
     let [from, to, window, attempt, received] = [5, 0, 1 << 20, 1, 0].map(U64::from);
     let hello = Hello { from, to, window, attempt, received };
-    let guest = Guest { channel, peer: PeerId(1), device: DeviceKey([1; 16]), hello, home };
+    let connection =
+        ProvedConnection { channel, peer: PeerId(1), device: DeviceKey([1; 16]), hello, home };
     assert!(rests(&here, Duration::from_millis(200)), "nothing is to be done");
-    here.device.polling.lock().crossed.push(guest);
+    here.device.polling.lock().crossed.push(connection);
     assert!(!rests(&here, Duration::from_secs(2)));
 }
 
@@ -211,15 +212,15 @@ fn memory_of_a_burst_is_given_back_when_a_link_rests() {
 }
 
 #[test]
-fn strangers_that_say_nothing_go_where_descriptors_are_lacking() {
+fn pending_connections_that_say_nothing_go_where_descriptors_are_lacking() {
     let mut here = Side::new(0);
     let port = Address::decode(&here.device.address()).unwrap().port;
     let _silent = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     here.poll_for(Duration::from_millis(2100));
     let polling = || here.device.polling.lock();
-    assert_eq!(polling().strangers.pending.len(), 1);
+    assert_eq!(polling().pending.len(), 1);
     here.device.listen_later(&mut polling(), Errno::MFILE);
-    assert!(polling().strangers.pending.is_empty());
+    assert!(polling().pending.is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use crate::mock::{library as mock, open, word};
 use carrack_transports::gpu::cuda::CudaStream;
 use carrack_transports::gpu::{Driver, Flavour, Gpu, Stream};
-use carrack_transports::mem::{CopyError, Face, Region, Together, Transfer, start_face};
+use carrack_transports::mem::{CopyError, Region, Strided, Together, Transfer, start_strided};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -58,17 +58,17 @@ impl Ground {
         Ok([0, 1, 2].map(|at| after[at] - before[at]))
     }
 
-    /// Does the same for a face.
-    fn face(&self, to: Face, from: Face) -> [i32; 3] {
+    /// Does the same for a strided block.
+    fn block(&self, to: Strided, from: Strided) -> [i32; 3] {
         let mut wanted = vec![0xee; ROOM];
         self.to.whole().write(&wanted).unwrap();
         let before = self.calls();
         let len = to.count[0];
-        for (dst, src) in Face::grid(&to, &from).unwrap().rows() {
+        for (dst, src) in Strided::grid(&to, &from).unwrap().rows() {
             let (dst, src) = (to.offset + dst, from.offset + src);
             wanted[dst..dst + len].copy_from_slice(&self.bytes[src..src + len]);
         }
-        self.ended(start_face((&self.to, &to), (&self.from, &from), None).unwrap().unwrap());
+        self.ended(start_strided((&self.to, &to), (&self.from, &from), None).unwrap().unwrap());
         let after = self.calls();
         assert!(self.to.whole().to_vec().unwrap() == wanted, "{to:?} {from:?}");
         [0, 1, 2].map(|at| after[at] - before[at])
@@ -182,24 +182,24 @@ fn an_error_of_the_copies_themselves_is_told_and_not_tried_otherwise() {
 }
 
 #[test]
-fn faces_of_all_dimensions_are_one_call() {
-    let ground = Ground::new("faces", "-DNEW");
-    let face = |offset, count, pitch| Face { offset, count, pitch };
+fn strided_blocks_of_all_dimensions_are_one_call() {
+    let ground = Ground::new("strided", "-DNEW");
+    let block = |offset, count, pitch| Strided { offset, count, pitch };
     for (to, from, calls) in [
         // One row, two dimensions either way, three dimensions.
-        (face(3, [100, 1, 1], [0, 0]), face(9, [100, 1, 1], [5, 5]), [0, 0, 1]),
-        (face(3, [8, 100, 1], [64, 0]), face(9, [8, 100, 1], [32, 0]), [0, 1, 0]),
-        (face(3, [8, 1, 50], [0, 64]), face(9, [8, 1, 50], [9, 32]), [0, 1, 0]),
-        (face(3, [8, 10, 12], [64, 6400]), face(9, [8, 10, 12], [32, 320]), [0, 1, 0]),
+        (block(3, [100, 1, 1], [0, 0]), block(9, [100, 1, 1], [5, 5]), [0, 0, 1]),
+        (block(3, [8, 100, 1], [64, 0]), block(9, [8, 100, 1], [32, 0]), [0, 1, 0]),
+        (block(3, [8, 1, 50], [0, 64]), block(9, [8, 1, 50], [9, 32]), [0, 1, 0]),
+        (block(3, [8, 10, 12], [64, 6400]), block(9, [8, 10, 12], [32, 320]), [0, 1, 0]),
         // Planes that are no whole number of rows apart, and rows farther apart than the driver
         // allows, as a list of rows.
-        (face(3, [8, 10, 12], [64, 6401]), face(9, [8, 10, 12], [32, 320]), [1, 0, 0]),
-        (face(3, [8, 2, 1], [(1 << 20) + 1, 0]), face(9, [8, 2, 1], [32, 0]), [1, 1, 0]),
+        (block(3, [8, 10, 12], [64, 6401]), block(9, [8, 10, 12], [32, 320]), [1, 0, 0]),
+        (block(3, [8, 2, 1], [(1 << 20) + 1, 0]), block(9, [8, 2, 1], [32, 0]), [1, 1, 0]),
     ] {
-        assert_eq!(ground.face(to, from), calls, "{to:?} {from:?}");
+        assert_eq!(ground.block(to, from), calls, "{to:?} {from:?}");
     }
-    let none = face(0, [0, 4, 4], [0, 0]);
+    let none = block(0, [0, 4, 4], [0, 0]);
     let mut nothing =
-        start_face((&ground.to, &none), (&ground.from, &none), None).unwrap().unwrap();
+        start_strided((&ground.to, &none), (&ground.from, &none), None).unwrap().unwrap();
     assert!(nothing.poll().unwrap().is_ok());
 }

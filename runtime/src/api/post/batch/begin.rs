@@ -3,7 +3,7 @@
 use super::check::{HostRun, Plan};
 use super::join::Join;
 use super::rest::Rest;
-use super::{Batch, Faces, Many, Owned};
+use super::{Batch, Many, Owned, StridedPair};
 use crate::api::post::options::{Outcome, Post, RetryReason};
 use crate::api::post::order::Order;
 use crate::api::post::ordered::What;
@@ -13,7 +13,7 @@ use crate::datapath::{Landing, Moving};
 use crate::error::{OpError, PostError};
 use crate::region::Region;
 use carrack_transports::gpu::Stream;
-use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, start_face};
+use carrack_transports::mem::{Buffer, CopyError, Hosts, Strided, StridedRefused, start_strided};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -92,13 +92,13 @@ impl Post<'_, Batch<'_>> {
             return Ok(Started::Full(RetryReason::Unanswered));
         }
         let join = self.join(plan.size, comp);
-        let Plan { together, face, host, rest, packed, .. } = plan;
-        // A face has one part only, so the CPU copies none of it here.
+        let Plan { together, strided, host, rest, packed, .. } = plan;
+        // A strided block has one part only, so the CPU copies none of it here.
         let staging = &self.runtime.0.staging;
         let engines =
             together.into_iter().map(|together| Moving::start_together(together, staging));
-        let faces = face.into_iter().map(|face| self.start_face(face, None));
-        self.land_each(engines.chain(faces), &join, None)?;
+        let strided = strided.into_iter().map(|ends| self.start_strided(ends, None));
+        self.land_each(engines.chain(strided), &join, None)?;
         if !join.has_failed()
             && let Err(error) = host.iter().try_for_each(|one| one.copy(self.kind.is_put))
         {
@@ -122,16 +122,17 @@ impl Post<'_, Batch<'_>> {
         })
     }
 
-    /// Lets the CPU copy all of it, a face row by row.
+    /// Lets the CPU copy all of it, a strided block row by row.
     fn copy_all(&self, plan: &Plan<'_>) -> Result<(), CopyError> {
         let is_put = self.kind.is_put;
         plan.host.iter().try_for_each(|one| one.copy(is_put))?;
-        let (Some((region, base)), Many::Face(faces)) = (plan.host_face, self.kind.many) else {
+        let (Some((region, base)), Many::Strided(pair)) = (plan.host_strided, self.kind.many)
+        else {
             return Ok(());
         };
-        let len = faces.ours.count[0];
-        let rows = faces.rows().map(|(here, there)| (here, base + there, len));
-        copy_each((faces.local, region), rows, is_put)
+        let len = pair.ours.count[0];
+        let rows = pair.rows().map(|(here, there)| (here, base + there, len));
+        copy_each((pair.local, region), rows, is_put)
     }
 
     /// Gives copies to engines, or to a stream. An error, if none was begun.
@@ -173,25 +174,25 @@ impl Post<'_, Batch<'_>> {
         Ok(())
     }
 
-    fn start_face(
+    fn start_strided(
         &self,
         (region, base): (&Region, usize),
         stream: Option<&dyn Stream>,
     ) -> Result<Moving, CopyError> {
-        let Many::Face(Faces { local, ours, theirs, .. }) = self.kind.many else {
+        let Many::Strided(StridedPair { local, ours, theirs, .. }) = self.kind.many else {
             return Err(CopyError::TooLong { len: 0, room: 0 });
         };
         // Both were checked when it was planned.
-        let theirs = Face { offset: base + theirs.offset, ..*theirs };
+        let theirs = Strided { offset: base + theirs.offset, ..*theirs };
         let ends = if self.kind.is_put {
             ((region, &theirs), (local, ours))
         } else {
             ((local, ours), (region, &theirs))
         };
-        match start_face(ends.0, ends.1, stream) {
+        match start_strided(ends.0, ends.1, stream) {
             Ok(Some(transfer)) => Ok(Moving::Engine(transfer)),
-            Err(FaceRefused::Copy(error)) => Err(error),
-            Ok(None) | Err(FaceRefused::Face(_)) => {
+            Err(StridedRefused::Copy(error)) => Err(error),
+            Ok(None) | Err(StridedRefused::Strided(_)) => {
                 Err(CopyError::Unknown { dst: ends.0.0.kind(), src: ends.1.0.kind() })
             }
         }
@@ -219,7 +220,7 @@ impl Post<'_, Batch<'_>> {
             Many::Pieces(pieces) => {
                 pieces.iter().try_for_each(|piece| order.check_memory(piece.local.kind()))?;
             }
-            Many::Face(Faces { local, .. }) => order.check_memory(local.kind())?,
+            Many::Strided(StridedPair { local, .. }) => order.check_memory(local.kind())?,
         }
         let near = order.gpu()?;
         let plan = self.plan(near.as_ref())?;
@@ -229,11 +230,11 @@ impl Post<'_, Batch<'_>> {
         });
         if let Some(stream) = stream {
             let join = self.join(plan.size, comp);
-            let Plan { together, face, .. } = plan;
+            let Plan { together, strided, .. } = plan;
             let engines =
                 together.into_iter().map(|one| one.start_on(&**stream).map(Moving::Engine));
-            let faces = face.into_iter().map(|face| self.start_face(face, Some(&**stream)));
-            self.land_each(engines.chain(faces), &join, Some(stream))?;
+            let strided = strided.into_iter().map(|ends| self.start_strided(ends, Some(&**stream)));
+            self.land_each(engines.chain(strided), &join, Some(stream))?;
             if let Some(status) = join.release(None) {
                 self.runtime.0.tell(self.device_inner(), comp, status);
             }

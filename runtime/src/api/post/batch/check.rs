@@ -2,7 +2,7 @@
 
 use super::apart::{Apart, overlap};
 use super::pack::goes_with_others;
-use super::{Batch, Faces, Many, Piece};
+use super::{Batch, Many, Piece, StridedPair};
 use crate::api::post::options::Post;
 use crate::api::post::place::Place;
 use crate::error::PostError;
@@ -10,7 +10,7 @@ use crate::protocol::rma::{Mover, mover};
 use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::check_kinds;
-use carrack_transports::mem::{Face, MemKind, Together};
+use carrack_transports::mem::{MemKind, Strided, Together};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use std::sync::Arc;
 pub(super) struct Plan<'p> {
     /// The copies that engines get together.
     pub(super) together: Vec<Together>,
-    /// A face that an engine takes.
-    pub(super) face: Option<(&'p Region, usize)>,
+    /// A strided block that an engine takes.
+    pub(super) strided: Option<(&'p Region, usize)>,
     /// The copies of the CPU.
     pub(super) host: Vec<HostRun<'p>>,
-    /// A face that it copies, however many rows that has.
-    pub(super) host_face: Option<(&'p Region, usize)>,
+    /// A strided block that the CPU copies, of any number of rows.
+    pub(super) host_strided: Option<(&'p Region, usize)>,
     /// The pieces that are operations of their own.
     pub(super) rest: Vec<Piece<'p>>,
     /// Small pieces that their owner has to reach.
@@ -68,7 +68,7 @@ impl<'p> Plan<'p> {
 impl Plan<'_> {
     /// Returns `true` if the CPU does all of it at once.
     pub(super) fn is_at_once(&self) -> bool {
-        self.together.is_empty() && self.face.is_none() && !self.has_rest()
+        self.together.is_empty() && self.strided.is_none() && !self.has_rest()
     }
 
     /// Returns `true` if some pieces are operations of their own.
@@ -78,7 +78,10 @@ impl Plan<'_> {
 
     /// Returns `true` if engines do all of it, and there is something to do.
     pub(super) fn is_engines(&self) -> bool {
-        self.host.is_empty() && self.host_face.is_none() && !self.has_rest() && !self.is_at_once()
+        self.host.is_empty()
+            && self.host_strided.is_none()
+            && !self.has_rest()
+            && !self.is_at_once()
     }
 }
 
@@ -91,7 +94,7 @@ impl<'a> Post<'_, Batch<'a>> {
         self.order.is_none()
             && match self.kind.many {
                 Many::Pieces(pieces) => pieces.iter().all(|piece| one(piece.local, piece.rmr)),
-                Many::Face(Faces { local, rmr, .. }) => one(local, rmr),
+                Many::Strided(StridedPair { local, rmr, .. }) => one(local, rmr),
             }
     }
 
@@ -103,7 +106,7 @@ impl<'a> Post<'_, Batch<'a>> {
         self.check_reach()?;
         match self.kind.many {
             Many::Pieces(pieces) => self.plan_pieces(pieces, near),
-            Many::Face(faces) => self.plan_face(&faces, near),
+            Many::Strided(pair) => self.plan_strided(&pair, near),
         }
     }
 
@@ -190,14 +193,14 @@ impl<'a> Post<'_, Batch<'a>> {
         Ok(plan)
     }
 
-    fn plan_face(
+    fn plan_strided(
         &self,
-        faces: &Faces<'a>,
+        pair: &StridedPair<'a>,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Plan<'a>, PostError> {
-        let Faces { local, ours, rmr, theirs } = *faces;
-        let wrong = |which| move |cause| PostError::Face { which, cause };
-        Face::grid(ours, theirs).map_err(wrong("local"))?;
+        let StridedPair { local, ours, rmr, theirs } = *pair;
+        let wrong = |which| move |cause| PostError::Strided { which, cause };
+        Strided::grid(ours, theirs).map_err(wrong("local"))?;
         ours.check(local.len()).map_err(wrong("local"))?;
         theirs.check_within(rmr.len()).map_err(wrong("remote"))?;
         // Its bytes lie within memory, so they can be counted.
@@ -213,17 +216,17 @@ impl<'a> Post<'_, Batch<'a>> {
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
                 match plan.together.get_mut(at).filter(|together| together.goes_by_way()) {
-                    Some(together) => add_rows(together, faces, (region, base), self.kind.is_put),
+                    Some(together) => add_rows(together, pair, (region, base), self.kind.is_put),
                     None => {
                         plan.together.clear();
-                        plan.face = Some((region, base));
+                        plan.strided = Some((region, base));
                     }
                 }
             }
             Way::Host(region, base) => {
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
-                plan.host_face = Some((region, base));
+                plan.host_strided = Some((region, base));
             }
             Way::ByOwner | Way::Alone => {
                 let piece = |(here, there): (usize, usize)| Piece {
@@ -232,27 +235,27 @@ impl<'a> Post<'_, Batch<'a>> {
                     rmr,
                     offset: there as u64,
                 };
-                faces.rows().map(piece).for_each(|piece| plan.leave(piece, way));
+                pair.rows().map(piece).for_each(|piece| plan.leave(piece, way));
             }
         }
         Ok(plan)
     }
 }
 
-/// Adds the rows of a face that goes through blocks, as copies that go together. The rows are
-/// known to lie within both sides.
+/// Adds the rows of strided memory that goes through pinned blocks, as copies that go together. The
+/// rows are known to lie within both sides.
 #[cold]
 #[inline(never)]
 fn add_rows(
     together: &mut Together,
-    faces: &Faces<'_>,
+    pair: &StridedPair<'_>,
     (region, base): (&Region, usize),
     is_put: bool,
 ) {
-    for (here, there) in faces.rows() {
-        let (ours, theirs) = ((faces.local, here), (region, base + there));
+    for (here, there) in pair.rows() {
+        let (ours, theirs) = ((pair.local, here), (region, base + there));
         let (dst, src) = if is_put { (theirs, ours) } else { (ours, theirs) };
-        together.push(dst, src, faces.ours.count[0]);
+        together.push(dst, src, pair.ours.count[0]);
     }
 }
 

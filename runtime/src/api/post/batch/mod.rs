@@ -1,4 +1,4 @@
-//! Many puts or gets in one: pieces of regions, and faces.
+//! Many puts or gets in one: pieces of regions, and strided blocks.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -11,11 +11,11 @@
 //!
 //! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one
 //! call of the driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)). A
-//! face takes one call as well. Copies to and from pageable host memory go through pinned blocks,
-//! one call for each block. Between host memory the CPU copies the pieces in a loop. Small pieces
-//! that their owner has to reach go many in one message. All others (long ones, and those for a
-//! NIC) go as a put or get for each piece, or for each row of a face. The signal follows after all
-//! have completed.
+//! strided block takes one call as well. Copies to and from pageable host memory go through pinned
+//! blocks, one call for each of those. Between host memory the CPU copies the pieces in a loop.
+//! Small pieces that their owner has to reach go many in one message. All others (long ones, and
+//! those for a NIC) go as a put or get for each piece, or for each row of a strided block. The
+//! signal follows after all have completed.
 
 mod apart;
 mod begin;
@@ -33,7 +33,7 @@ use crate::names::{Rank, RemoteComp, Tag};
 use crate::region::{Region, RemoteKey};
 pub(super) use begin::Started;
 use carrack_transports::gpu::Grid;
-use carrack_transports::mem::Face;
+use carrack_transports::mem::Strided;
 pub(super) use rest::Rest;
 use std::ops::Range;
 
@@ -74,19 +74,19 @@ pub struct Batch<'a> {
 #[derive(Clone, Copy)]
 enum Many<'a> {
     Pieces(&'a [Piece<'a>]),
-    Face(Faces<'a>),
+    Strided(StridedPair<'a>),
 }
 
-/// A face on either side.
+/// The strided blocks of both sides.
 #[derive(Clone, Copy)]
-struct Faces<'a> {
+struct StridedPair<'a> {
     local: &'a Region,
-    ours: &'a Face,
+    ours: &'a Strided,
     rmr: &'a RemoteKey,
-    theirs: &'a Face,
+    theirs: &'a Strided,
 }
 
-impl Faces<'_> {
+impl StridedPair<'_> {
     /// Returns the beginning of each row in the local region and in the other rank's memory. Both
     /// have one shape.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -145,37 +145,37 @@ impl Runtime {
         self.post_many(rank, false, Many::Pieces(pieces))
     }
 
-    /// Writes a face of a region of this rank to one of the same shape in the memory of `rank`:
-    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within the
-    /// memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
+    /// Writes a strided block of a region of this rank to one of the same shape in the memory of
+    /// `rank`: rows, and planes of rows, at regular distances, as one operation. `theirs` lies
+    /// within the memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
     ///
     /// # Errors
-    /// As there; [`PostError::Face`] if a face has no valid shape, or is not within its memory.
-    pub fn post_put_face<'a>(
+    /// As there; [`PostError::Strided`] if a block has no valid shape, or is not within its memory.
+    pub fn post_put_strided<'a>(
         &'a self,
         rank: Rank,
         local: &'a Region,
-        ours: &'a Face,
+        ours: &'a Strided,
         rmr: &'a RemoteKey,
-        theirs: &'a Face,
+        theirs: &'a Strided,
     ) -> PostBatch<'a> {
-        self.post_many(rank, true, Many::Face(Faces { local, ours, rmr, theirs }))
+        self.post_many(rank, true, Many::Strided(StridedPair { local, ours, rmr, theirs }))
     }
 
-    /// Fills a face of a region of this rank's from one of the same shape of the memory of `rank`:
-    /// as [`post_put_face`](Self::post_put_face), the other way.
+    /// Fills a strided block of a region of this rank from one of the same shape in the memory of
+    /// `rank`: as [`post_put_strided`](Self::post_put_strided), the other way.
     ///
     /// # Errors
     /// As there.
-    pub fn post_get_face<'a>(
+    pub fn post_get_strided<'a>(
         &'a self,
         rank: Rank,
         local: &'a Region,
-        ours: &'a Face,
+        ours: &'a Strided,
         rmr: &'a RemoteKey,
-        theirs: &'a Face,
+        theirs: &'a Strided,
     ) -> PostBatch<'a> {
-        self.post_many(rank, false, Many::Face(Faces { local, ours, rmr, theirs }))
+        self.post_many(rank, false, Many::Strided(StridedPair { local, ours, rmr, theirs }))
     }
 
     fn post_many<'a>(&'a self, rank: Rank, is_put: bool, many: Many<'a>) -> PostBatch<'a> {
@@ -213,7 +213,7 @@ pub(super) struct Owned {
 
 enum OwnedMany {
     Pieces(Vec<(Region, Range<usize>, RemoteKey, u64)>),
-    Face { local: Region, ours: Face, rmr: RemoteKey, theirs: Face },
+    Strided { local: Region, ours: Strided, rmr: RemoteKey, theirs: Strided },
 }
 
 impl Owned {
@@ -225,9 +225,9 @@ impl Owned {
                 };
                 OwnedMany::Pieces(pieces.iter().map(owned).collect())
             }
-            Many::Face(Faces { local, ours, rmr, theirs }) => {
+            Many::Strided(StridedPair { local, ours, rmr, theirs }) => {
                 let (local, rmr) = (local.clone(), rmr.clone());
-                OwnedMany::Face { local, ours: *ours, rmr, theirs: *theirs }
+                OwnedMany::Strided { local, ours: *ours, rmr, theirs: *theirs }
             }
         };
         Self { many, is_put: batch.is_put, signal: batch.signal, size }
@@ -253,8 +253,8 @@ impl Owned {
                     .collect();
                 use_it(Batch { many: Many::Pieces(&pieces), is_put, signal })
             }
-            OwnedMany::Face { local, ours, rmr, theirs } => {
-                let many = Many::Face(Faces { local, ours, rmr, theirs });
+            OwnedMany::Strided { local, ours, rmr, theirs } => {
+                let many = Many::Strided(StridedPair { local, ours, rmr, theirs });
                 use_it(Batch { many, is_put, signal })
             }
         }

@@ -1,7 +1,7 @@
 //! File-descriptor broker: a Unix socket over which a process hands out the descriptors of its
 //! memory. Many containers forbid to fetch a descriptor from another process (gpu.md, VMM rule 4).
 //!
-//! A caller is of the same user, and must know a secret from the memory's key. It names an
+//! An importer is of the same user, and must know a secret from the memory's key. It names an
 //! allocation by the inode of its ledger, and gets the descriptor or the answer that it is gone. A
 //! thread of its own answers, and sleeps otherwise: importers wait for the answer, and two
 //! processes that import from each other would otherwise wait forever.
@@ -31,11 +31,11 @@ pub(super) type Address = [u8; 24];
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time until a step is taken again for which something was short.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Callers that have not proved themselves.
-const MOST_CALLERS: usize = 256;
+/// Bound of pending connections.
+const MOST_PENDING: usize = 256;
 const LONGEST: usize = 256;
-const PROTOCOL: Protocol = Protocol { tag: *b"desk", version: 2, longest: LONGEST };
-/// A caller wants the allocation with this inode, eight bytes, little-endian.
+const PROTOCOL: Protocol = Protocol { tag: *b"fdbr", version: 2, longest: LONGEST };
+/// An importer wants the allocation with this inode, eight bytes, little-endian.
 const ASK: u32 = FIRST_OWN;
 /// The descriptor comes with it.
 const HERE: u32 = FIRST_OWN + 1;
@@ -43,47 +43,47 @@ const HERE: u32 = FIRST_OWN + 1;
 const GONE: u32 = FIRST_OWN + 2;
 
 /// Allocations by the inodes of their ledgers.
-type Wares = Mutex<HashMap<u64, Weak<Allocation>>>;
+type Allocations = Mutex<HashMap<u64, Weak<Allocation>>>;
 
-pub(super) struct Desk {
+pub(super) struct Broker {
     address: Address,
-    wares: Arc<Wares>,
+    allocations: Arc<Allocations>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     owner: Owner,
 }
 
-impl Desk {
+impl Broker {
     pub(super) fn open() -> Result<Self, MapError> {
         let failed = |error| MapError::of("no socket to hand descriptors out", error);
         let address: Address = crate::net::random().map_err(failed)?;
         let listener = Listener::bind(&name(&address)).map_err(failed)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
-        let (wares, stop) = (Arc::<Wares>::default(), Arc::new(stop));
-        let (seen, stopped) = (wares.clone(), stop.clone());
-        let callers = Pending::new(MOST_CALLERS, PATIENCE);
-        let mut broker = Broker { listener, key: key(&address), wares: seen, callers };
-        let answers = move || while broker.turn(&stopped) {};
-        let thread = std::thread::Builder::new().name("carrack-desk".into()).spawn(answers);
+        let (allocations, stop) = (Arc::<Allocations>::default(), Arc::new(stop));
+        let (seen, stopped) = (allocations.clone(), stop.clone());
+        let importers = Pending::new(MOST_PENDING, PATIENCE);
+        let mut server = Server { listener, key: key(&address), allocations: seen, importers };
+        let answers = move || while server.turn(&stopped) {};
+        let thread = std::thread::Builder::new().name("carrack-broker".into()).spawn(answers);
         let thread =
             thread.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
         let thread = Some(thread?);
-        Ok(Self { address, wares, stop, thread, owner: Owner::this_process() })
+        Ok(Self { address, allocations, stop, thread, owner: Owner::this_process() })
     }
 
     pub(super) fn address(&self) -> Address {
         self.address
     }
 
-    /// Offers an allocation's descriptor to callers, as long as the allocation is exported.
+    /// Offers an allocation's descriptor to importers, as long as the allocation is exported.
     pub(super) fn offer(&self, inode: u64, allocation: &Arc<Allocation>) {
-        let mut wares = self.wares.lock();
-        wares.retain(|_, known| known.strong_count() > 0);
-        wares.insert(inode, Arc::downgrade(allocation));
+        let mut allocations = self.allocations.lock();
+        allocations.retain(|_, known| known.strong_count() > 0);
+        allocations.insert(inode, Arc::downgrade(allocation));
     }
 }
 
-impl Drop for Desk {
+impl Drop for Broker {
     fn drop(&mut self) {
         if !self.owner.is_here() {
             // The thread is the parent's: a fork has no thread to wait for or to detach.
@@ -100,7 +100,7 @@ impl Drop for Desk {
 fn name(address: &Address) -> Vec<u8> {
     let (number, _) = address.split_at(8);
     let digits = number.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    format!("carrack-desk-{digits}").into_bytes()
+    format!("carrack-broker-{digits}").into_bytes()
 }
 
 fn key(address: &Address) -> Key {
@@ -111,16 +111,16 @@ fn greeting(role: Role, key: &Key) -> Result<Greeting, Errno> {
     Greeting::new(role, PROTOCOL, key, Claim::default())
 }
 
-/// The thread's side.
-struct Broker {
+/// The thread's side of the broker.
+struct Server {
     listener: Listener,
     key: Key,
-    wares: Arc<Wares>,
-    callers: Pending<Caller>,
+    allocations: Arc<Allocations>,
+    importers: Pending<Importer>,
 }
 
 /// A process that wants a descriptor.
-struct Caller {
+struct Importer {
     channel: Channel,
     /// Until both sides are proved.
     greeting: Option<Box<Greeting>>,
@@ -130,7 +130,7 @@ struct Caller {
     waits: bool,
 }
 
-/// The reason why a caller gets nothing more.
+/// The reason why an importer gets nothing more.
 enum Over {
     /// It was answered, or has gone.
     Answered,
@@ -138,32 +138,33 @@ enum Over {
     Refused(String),
 }
 
-impl Broker {
+impl Server {
     /// Waits for something to happen, and does what follows. Returns `false` when it is to stop.
     fn turn(&mut self, stopped: &OwnedFd) -> bool {
-        let watched = self.callers.places();
-        let callers: Vec<_> = watched.iter().filter_map(|place| self.callers.get(*place)).collect();
-        let waits = callers.iter().any(|caller| caller.waits);
-        let deadline = self.callers.deadline();
+        let watched = self.importers.places();
+        let importers: Vec<_> =
+            watched.iter().filter_map(|place| self.importers.get(*place)).collect();
+        let waits = importers.iter().any(|importer| importer.waits);
+        let deadline = self.importers.deadline();
         let limit = match (waits, deadline) {
             (true, _) => Some(PAUSE),
             (false, at) => at.map(|at| at.saturating_duration_since(Instant::now())),
         };
         let fds: Vec<_> = [stopped.as_fd(), self.listener.as_fd()]
             .into_iter()
-            .chain(callers.iter().map(|caller| caller.channel.as_fd()))
+            .chain(importers.iter().map(|importer| importer.channel.as_fd()))
             .collect();
         let ready = readable(&fds, limit);
-        drop((fds, callers));
+        drop((fds, importers));
         if ready.first() == Some(&true) {
             return false;
         }
         for (place, is_ready) in watched.into_iter().zip(ready.iter().skip(2)) {
-            if *is_ready || self.callers.get(place).is_some_and(|caller| caller.waits) {
+            if *is_ready || self.importers.get(place).is_some_and(|importer| importer.waits) {
                 self.serve(place);
             }
         }
-        self.callers.expire(Instant::now());
+        self.importers.expire(Instant::now());
         if ready.get(1) == Some(&true) {
             self.accept();
         }
@@ -174,36 +175,36 @@ impl Broker {
         let admitted = self.listener.accept().and_then(|channel| {
             let Some(channel) = channel else { return Ok(()) };
             let greeting = Some(Box::new(greeting(Role::Listener, &self.key)?));
-            let caller = Caller { channel, greeting, asked: None, waits: false };
-            let place = self.callers.admit(caller, Instant::now());
+            let importer = Importer { channel, greeting, asked: None, waits: false };
+            let place = self.importers.admit(importer, Instant::now());
             self.serve(place);
             Ok(())
         });
         if let Err(error) = admitted {
-            // Out of descriptors, as a rule: the caller goes on calling.
+            // Out of descriptors, as a rule: the importer's connection waits in the queue.
             tracing::debug!(%error, "a process that asks for a descriptor has to wait");
             std::thread::sleep(PAUSE);
         }
     }
 
     fn serve(&mut self, place: u32) {
-        let Some(caller) = self.callers.get_mut(place) else { return };
-        let outcome = caller.hear(&self.wares);
-        if caller.greeting.is_none() {
-            self.callers.proved(place);
+        let Some(importer) = self.importers.get_mut(place) else { return };
+        let outcome = importer.hear(&self.allocations);
+        if importer.greeting.is_none() {
+            self.importers.proved(place);
         }
         let Err(over) = outcome else { return };
-        let caller = self.callers.take(place);
+        let importer = self.importers.take(place);
         if let Over::Refused(why) = over {
-            self.callers.refused("a process that asks for a descriptor", &why, Instant::now());
-            let _ = caller.map(|caller| caller.channel.send(&PROTOCOL.refusal(&why), &[]));
+            self.importers.refused("a process that asks for a descriptor", &why, Instant::now());
+            let _ = importer.map(|importer| importer.channel.send(&PROTOCOL.refusal(&why), &[]));
         }
     }
 }
 
-impl Caller {
+impl Importer {
     /// Goes as far as it can.
-    fn hear(&mut self, wares: &Wares) -> Result<(), Over> {
+    fn hear(&mut self, allocations: &Allocations) -> Result<(), Over> {
         self.waits = false;
         if let Some(greeting) = &mut self.greeting {
             match greeting.advance(&mut self.channel) {
@@ -234,9 +235,9 @@ impl Caller {
                 }
             }
         };
-        let ware = wares.lock();
-        let ware = ware.get(&inode).and_then(Weak::upgrade);
-        let sent = match ware.as_ref().and_then(|allocation| allocation.fd()) {
+        let allocation = allocations.lock();
+        let allocation = allocation.get(&inode).and_then(Weak::upgrade);
+        let sent = match allocation.as_ref().and_then(|allocation| allocation.fd()) {
             Some(fd) => self.channel.send(&PROTOCOL.message(HERE, &[]), &[fd]),
             None => self.channel.send(&PROTOCOL.message(GONE, &[]), &[]),
         };
@@ -267,31 +268,31 @@ fn readable(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Vec<bool> {
 }
 
 /// Waits for the broker's next word.
-fn wait_for(desk: &Channel) -> Result<(), Errno> {
-    let ready = readable(&[desk.as_fd()], Some(PATIENCE));
+fn wait_for(broker: &Channel) -> Result<(), Errno> {
+    let ready = readable(&[broker.as_fd()], Some(PATIENCE));
     if ready == [true] { Ok(()) } else { Err(Errno::TIMEDOUT) }
 }
 
 /// Asks another process's broker for the descriptor of an allocation.
 pub(super) fn ask(address: &Address, inode: u64) -> Result<OwnedFd, MapError> {
     let failed = |error| MapError::of("its process does not hand it out", error);
-    let mut desk = Channel::connect(&name(address)).map_err(|error| match error {
+    let mut broker = Channel::connect(&name(address)).map_err(|error| match error {
         ConnectError::System(error) => failed(error),
-        stranger => format!("its process does not hand it out: {stranger}").into(),
+        other => format!("its process does not hand it out: {other}").into(),
     })?;
     let mut greeting = greeting(Role::Dialer, &key(address)).map_err(failed)?;
     loop {
-        match greeting.advance(&mut desk) {
+        match greeting.advance(&mut broker) {
             Ok(Progress::Proven(_)) => break,
-            Ok(Progress::Waiting) => wait_for(&desk).map_err(failed)?,
+            Ok(Progress::Waiting) => wait_for(&broker).map_err(failed)?,
             Ok(Progress::Short(error)) => return Err(failed(error)),
             Err(why) => return Err(format!("its process does not hand it out: {why}").into()),
         }
     }
-    desk.send(&PROTOCOL.message(ASK, &[&inode.to_le_bytes()]), &[]).map_err(failed)?;
-    wait_for(&desk).map_err(failed)?;
+    broker.send(&PROTOCOL.message(ASK, &[&inode.to_le_bytes()]), &[]).map_err(failed)?;
+    wait_for(&broker).map_err(failed)?;
     let mut bytes = [0; LONGEST];
-    let Received::Message(len, fds) = desk.receive(&mut bytes).map_err(failed)? else {
+    let Received::Message(len, fds) = broker.receive(&mut bytes).map_err(failed)? else {
         return Err(failed(Errno::CONNRESET));
     };
     let kind = PROTOCOL.read(&bytes[..len]).map(|(kind, _)| kind);
@@ -308,28 +309,28 @@ mod tests {
 
     #[test]
     fn a_descriptor_is_handed_out_to_who_knows_the_secret_as_long_as_it_is_there() {
-        let desk = Desk::open().unwrap();
+        let broker = Broker::open().unwrap();
         let allocation = Arc::new(shareable());
-        desk.offer(7, &allocation);
+        broker.offer(7, &allocation);
         let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
-        let fd = ask(&desk.address(), 7).unwrap();
+        let fd = ask(&broker.address(), 7).unwrap();
         assert_eq!(inode(fd.as_fd()), inode(allocation.fd().unwrap()));
-        assert!(ask(&desk.address(), 8).unwrap_err().to_string().contains("no more"));
-        let mut wrong = desk.address();
+        assert!(ask(&broker.address(), 8).unwrap_err().to_string().contains("no more"));
+        let mut wrong = broker.address();
         wrong[23] ^= 1;
         assert!(ask(&wrong, 7).unwrap_err().to_string().contains("does not hand it out"));
-        // A silent caller, one that sends garbage, and callers behind them.
-        let silent = Channel::connect(&name(&desk.address())).unwrap();
-        let talker = Channel::connect(&name(&desk.address())).unwrap();
+        // A silent importer, one that sends garbage, and importers behind them.
+        let silent = Channel::connect(&name(&broker.address())).unwrap();
+        let talker = Channel::connect(&name(&broker.address())).unwrap();
         talker.send(&[1; 1000], &[]).unwrap();
         let start = Instant::now();
-        assert!(ask(&desk.address(), 7).is_ok());
+        assert!(ask(&broker.address(), 7).is_ok());
         assert!(start.elapsed() < PATIENCE / 2, "a silent one holds up nobody");
         drop(silent);
         drop(allocation);
-        assert!(ask(&desk.address(), 7).unwrap_err().to_string().contains("no more"));
-        let address = desk.address();
-        drop(desk);
+        assert!(ask(&broker.address(), 7).unwrap_err().to_string().contains("no more"));
+        let address = broker.address();
+        drop(broker);
         assert!(ask(&address, 7).is_err(), "closed");
     }
 }

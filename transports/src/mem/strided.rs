@@ -1,4 +1,4 @@
-//! Strided memory: rows of bytes at regular distances in a region. Examples are the face of a
+//! Strided memory: rows of bytes at regular distances in a region. Examples are a side of a
 //! grid, a column of a matrix, or a block of one.
 
 use crate::gpu::Grid;
@@ -7,31 +7,31 @@ use crate::gpu::Grid;
 /// plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes.
 ///
 /// ```
-/// use carrack_transports::mem::Face;
+/// use carrack_transports::mem::Strided;
 ///
 /// // The third column of a matrix of 10 rows of 8 numbers of 8 bytes each.
-/// let column = Face { offset: 2 * 8, count: [8, 10, 1], pitch: [8 * 8, 0] };
+/// let column = Strided { offset: 2 * 8, count: [8, 10, 1], pitch: [8 * 8, 0] };
 /// assert_eq!(column.check(640), Ok(column.offset + 9 * 64 + 8));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Face {
+pub struct Strided {
     /// Offset of the first row in the region, in bytes.
     pub offset: usize,
-    /// Bytes of a row, rows of a plane, planes. If one of them is 0, the face has no bytes.
+    /// Bytes of a row, rows of a plane, planes. If one of them is 0, there are no bytes.
     pub count: [usize; 3],
     /// Distances in bytes from one row to the next, and from one plane to the next. The pitch of a
     /// single row or plane is ignored.
     pub pitch: [usize; 2],
 }
 
-/// Reason why a face is invalid, or does not lie within a region.
+/// Reason why a strided block is invalid, or does not lie within a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum FaceError {
+pub enum StridedError {
     /// Its rows or planes would overlap.
     #[error(
-        "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; the \
-        pitch is counted in bytes, from the beginning of one to that of the next"
+        "{what} of a strided block begin {pitch} bytes apart and have {len} bytes: they would \
+        overlap; the pitch is counted in bytes, from the beginning of one to that of the next"
     )]
     Pitch {
         /// `rows` or `planes`.
@@ -43,11 +43,11 @@ pub enum FaceError {
     },
     /// It ends beyond the region.
     #[error(
-        "a face of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond the \
-        {room} of its region"
+        "a strided block of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond \
+        the {room} of its region"
     )]
     Outside {
-        /// Offset of the face.
+        /// Offset of the block.
         offset: usize,
         /// Bytes of a row, rows, planes.
         count: [usize; 3],
@@ -56,20 +56,20 @@ pub enum FaceError {
         /// Bytes of the region.
         room: u64,
     },
-    /// Two faces are not of the same shape.
+    /// Two blocks are not of the same shape.
     #[error(
-        "a face of {ours:?} (bytes, rows, planes) cannot be copied to or from one of {theirs:?}: \
-         all three have to be the same, only offsets and pitches may differ"
+        "a strided block of {ours:?} (bytes, rows, planes) cannot be copied to or from one of \
+        {theirs:?}: all three have to be the same, only offsets and pitches may differ"
     )]
     Shape {
-        /// Shape of the local face.
+        /// Shape of the local block.
         ours: [usize; 3],
-        /// Shape of the remote face.
+        /// Shape of the remote block.
         theirs: [usize; 3],
     },
 }
 
-impl Face {
+impl Strided {
     /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.count.contains(&0)
@@ -82,26 +82,26 @@ impl Face {
     }
 
     /// Checks that rows and planes do not overlap, and that the last byte lies within `room`
-    /// bytes. Returns the end of the face, in bytes from the beginning of the region.
+    /// bytes. Returns the end of the block, in bytes from the beginning of the region.
     ///
     /// # Errors
-    /// See [`FaceError`].
-    pub fn check(&self, room: usize) -> Result<usize, FaceError> {
+    /// See [`StridedError`].
+    pub fn check(&self, room: usize) -> Result<usize, StridedError> {
         self.check_within(room as u64)
     }
 
     /// Does the same for a region that may be longer than this machine's address space.
     ///
     /// # Errors
-    /// See [`FaceError`].
-    pub fn check_within(&self, room: u64) -> Result<usize, FaceError> {
+    /// See [`StridedError`].
+    pub fn check_within(&self, room: u64) -> Result<usize, StridedError> {
         let Self { offset, count: [bytes, rows, planes], pitch: [row, plane] } = *self;
-        let outside = |end: usize| FaceError::Outside { offset, count: self.count, end, room };
+        let outside = |end: usize| StridedError::Outside { offset, count: self.count, end, room };
         if self.is_empty() {
             return if offset as u64 <= room { Ok(offset) } else { Err(outside(offset)) };
         }
         if rows > 1 && row < bytes {
-            return Err(FaceError::Pitch { what: "rows", pitch: row, len: bytes });
+            return Err(StridedError::Pitch { what: "rows", pitch: row, len: bytes });
         }
         let far = |pitch: usize, count: usize| {
             if count > 1 { pitch.checked_mul(count - 1) } else { Some(0) }
@@ -109,20 +109,20 @@ impl Face {
         let of_plane = far(row, rows).and_then(|far| far.checked_add(bytes));
         let of_plane = of_plane.ok_or_else(|| outside(usize::MAX))?;
         if planes > 1 && plane < of_plane {
-            return Err(FaceError::Pitch { what: "planes", pitch: plane, len: of_plane });
+            return Err(StridedError::Pitch { what: "planes", pitch: plane, len: of_plane });
         }
         let end = far(plane, planes).and_then(|far| far.checked_add(of_plane)?.checked_add(offset));
         let end = end.ok_or_else(|| outside(usize::MAX))?;
         if end as u64 <= room { Ok(end) } else { Err(outside(end)) }
     }
 
-    /// Makes the shape of an engine's copy between two faces of the same shape.
+    /// Makes the shape of an engine's copy between two blocks of the same shape.
     ///
     /// # Errors
-    /// [`FaceError::Shape`].
-    pub fn grid(dst: &Self, src: &Self) -> Result<Grid, FaceError> {
+    /// [`StridedError::Shape`].
+    pub fn grid(dst: &Self, src: &Self) -> Result<Grid, StridedError> {
         if dst.count != src.count {
-            return Err(FaceError::Shape { ours: dst.count, theirs: src.count });
+            return Err(StridedError::Shape { ours: dst.count, theirs: src.count });
         }
         Ok(Grid { count: dst.count, dst_pitch: dst.pitch, src_pitch: src.pitch })
     }
@@ -133,37 +133,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn face(offset: usize, count: [usize; 3], pitch: [usize; 2]) -> Face {
-        Face { offset, count, pitch }
+    fn block(offset: usize, count: [usize; 3], pitch: [usize; 2]) -> Strided {
+        Strided { offset, count, pitch }
     }
 
     #[test]
-    fn a_face_ends_behind_its_last_byte() {
-        assert_eq!(face(5, [10, 1, 1], [0, 0]).check(15), Ok(15));
-        assert_eq!(face(5, [10, 3, 1], [16, 0]).check(47), Ok(47));
-        assert_eq!(face(5, [10, 3, 4], [16, 100]).check(347), Ok(347));
+    fn strided_memory_ends_behind_its_last_byte() {
+        assert_eq!(block(5, [10, 1, 1], [0, 0]).check(15), Ok(15));
+        assert_eq!(block(5, [10, 3, 1], [16, 0]).check(47), Ok(47));
+        assert_eq!(block(5, [10, 3, 4], [16, 100]).check(347), Ok(347));
         assert!(matches!(
-            face(5, [10, 3, 4], [16, 100]).check(346),
-            Err(FaceError::Outside { end: 347, room: 346, .. })
+            block(5, [10, 3, 4], [16, 100]).check(346),
+            Err(StridedError::Outside { end: 347, room: 346, .. })
         ));
     }
 
     #[test]
     fn rows_and_planes_that_overlap_are_refused() {
-        let rows = FaceError::Pitch { what: "rows", pitch: 9, len: 10 };
-        assert_eq!(face(0, [10, 2, 1], [9, 0]).check(1000), Err(rows));
-        let planes = FaceError::Pitch { what: "planes", pitch: 25, len: 26 };
-        assert_eq!(face(0, [10, 2, 2], [16, 25]).check(1000), Err(planes));
+        let rows = StridedError::Pitch { what: "rows", pitch: 9, len: 10 };
+        assert_eq!(block(0, [10, 2, 1], [9, 0]).check(1000), Err(rows));
+        let planes = StridedError::Pitch { what: "planes", pitch: 25, len: 26 };
+        assert_eq!(block(0, [10, 2, 2], [16, 25]).check(1000), Err(planes));
         // The pitch of a single row or plane is ignored.
-        assert_eq!(face(0, [10, 1, 1], [1, 1]).check(10), Ok(10));
+        assert_eq!(block(0, [10, 1, 1], [1, 1]).check(10), Ok(10));
     }
 
     #[test]
-    fn a_face_of_no_bytes_lies_anywhere_in_its_region() {
+    fn a_strided_block_of_no_bytes_lies_anywhere_in_its_region() {
         for count in [[0, 5, 5], [5, 0, 5], [5, 5, 0]] {
-            assert_eq!(face(100, count, [0, 0]).check(100), Ok(100));
-            assert_eq!(face(0, count, [0, 0]).checked_len(), Some(0));
-            assert!(face(101, count, [0, 0]).check(100).is_err());
+            assert_eq!(block(100, count, [0, 0]).check(100), Ok(100));
+            assert_eq!(block(0, count, [0, 0]).checked_len(), Some(0));
+            assert!(block(101, count, [0, 0]).check(100).is_err());
         }
     }
 
@@ -173,21 +173,21 @@ mod tests {
             offset: usize, count: [usize; 3], pitch: [usize; 2], room: u64,
             small in (0_usize..50, [0_usize..9, 0..9, 0..9], [0_usize..40, 0..200]),
         ) {
-            let _ = face(offset, count, pitch).check_within(room);
+            let _ = block(offset, count, pitch).check_within(room);
             let (offset, count, pitch) = small;
-            let face = face(offset, count, pitch);
-            if let Ok(end) = face.check(usize::MAX) {
-                let grid = Face::grid(&face, &face).unwrap();
+            let block = block(offset, count, pitch);
+            if let Ok(end) = block.check(usize::MAX) {
+                let grid = Strided::grid(&block, &block).unwrap();
                 let mut taken = vec![false; end];
-                for (at, _) in grid.rows().filter(|_| !face.is_empty()) {
+                for (at, _) in grid.rows().filter(|_| !block.is_empty()) {
                     for byte in &mut taken[offset + at..offset + at + count[0]] {
                         prop_assert!(!std::mem::replace(byte, true), "no byte is copied twice");
                     }
                 }
                 let count = taken.iter().filter(|&&taken| taken).count();
-                prop_assert_eq!(count, face.checked_len().unwrap());
-                prop_assert!(face.is_empty() || taken[end - 1], "the last byte is one of its own");
-                prop_assert!(end == 0 || face.check(end - 1).is_err());
+                prop_assert_eq!(count, block.checked_len().unwrap());
+                prop_assert!(block.is_empty() || taken[end - 1], "the last byte is one of its own");
+                prop_assert!(end == 0 || block.check(end - 1).is_err());
             }
         }
     }

@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A process that has connected, and is not admitted so far.
+/// A sender that has connected, and is not admitted so far.
 #[derive(Debug)]
-pub(super) struct Stranger {
+pub(super) struct PendingSender {
     pub(super) channel: Watched<Channel>,
     is_watched: bool,
     stage: Stage,
@@ -46,7 +46,7 @@ pub(super) struct Hello {
 }
 
 /// A sender that is admitted.
-pub(super) struct Guest {
+pub(super) struct AdmittedSender {
     pub(super) from: PeerId,
     pub(super) channel: Watched<Channel>,
     pub(super) segment: Arc<Segment>,
@@ -66,7 +66,7 @@ pub(super) enum Heard {
     Gone,
 }
 
-impl Stranger {
+impl PendingSender {
     pub(super) fn new(shared: &Shared, channel: Channel) -> Result<Self, Errno> {
         let greeting = greeting(Role::Listener, &shared.identity)?;
         let channel = shared.watched(channel);
@@ -79,7 +79,7 @@ impl Stranger {
         !self.is_watched || matches!(self.stage, Stage::Known(_))
     }
 
-    /// Returns its channel, if its sender has shown that it belongs to the job.
+    /// Returns `true` if its sender has proved that it belongs to the job.
     pub(super) fn is_proven(&self) -> bool {
         !matches!(self.stage, Stage::Greeting(_))
     }
@@ -87,7 +87,7 @@ impl Stranger {
     /// Receives the hello, unless that is done, and admits the sender.
     pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Result<Heard, String> {
         if !self.is_watched {
-            match shared.watch_stranger(place, self.channel.as_fd()) {
+            match shared.watch_pending(place, self.channel.as_fd()) {
                 Ok(()) => self.is_watched = true,
                 Err(error) if is_shortage(error) => return Ok(Heard::Short(error)),
                 Err(error) => return Err(format!("epoll refused its socket: {error}")),
@@ -129,7 +129,7 @@ impl Stranger {
 
     /// Lets in one that has said hello, under this bell. One for which something is short comes
     /// back.
-    pub(super) fn enter(self, shared: &Shared, bell: u32) -> Result<Guest, (Self, NotIn)> {
+    pub(super) fn enter(self, shared: &Shared, bell: u32) -> Result<AdmittedSender, (Self, NotIn)> {
         let Stage::Known(hello) = &self.stage else {
             return Err((self, NotIn::Short(Errno::AGAIN)));
         };
@@ -153,7 +153,7 @@ impl Stranger {
             .watch_again(bell, self.channel.as_fd())
             .and_then(|()| self.channel.send(&welcome.encode(), &fds));
         match let_in {
-            Ok(()) => Ok(Guest { from, channel: self.channel, segment, process }),
+            Ok(()) => Ok(AdmittedSender { from, channel: self.channel, segment, process }),
             Err(error) if is_shortage(error) => Err((self, NotIn::Short(error))),
             Err(error) => {
                 let why = format!("the welcome could not be sent: {error}");

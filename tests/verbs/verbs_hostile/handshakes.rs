@@ -32,7 +32,7 @@ fn turned_away(
         Received::Message(Message::Refusal(why)) => why,
         other => panic!("{message:?} is answered with {other:?}"),
     };
-    assert!(ground.of_the_fourth.is_empty(), "a stranger's doings are nobody's event");
+    assert!(ground.of_the_fourth.is_empty(), "a pending connection causes no event");
     why
 }
 

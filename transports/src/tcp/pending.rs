@@ -1,6 +1,6 @@
-//! Connections that have not proved themselves, or not said to which link they belong.
+//! Pending connections: they have not proved themselves, or not said to which link they belong.
 
-use super::shared::{STRANGER, Shared};
+use super::shared::{PENDING, Shared};
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;
 use crate::net::greeting::{Caller, Carrier, Fault};
@@ -17,21 +17,16 @@ use std::time::{Duration, Instant};
 /// Time in which a connection proves itself where this process lacks a descriptor.
 const HASTE: Duration = Duration::from_secs(2);
 
-/// The pending connections of a device.
+/// A connection with its address, while it proves itself.
 #[derive(Debug)]
-pub(super) struct Strangers {
-    pub(super) pending: Pending<Stranger>,
-}
-
-#[derive(Debug)]
-pub(super) struct Stranger {
+pub(super) struct PendingConnection {
     caller: Caller<TcpChannel>,
     from: SocketAddr,
 }
 
-/// A connection of a rank of the job, with the link that it introduces.
+/// A connection that a rank of the job has proved its own, with the link that it introduces.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct ProvedConnection {
     pub(super) channel: TcpChannel,
     pub(super) peer: PeerId,
     pub(super) device: DeviceKey,
@@ -40,13 +35,9 @@ pub(super) struct Guest {
     pub(super) home: SocketAddr,
 }
 
-impl Strangers {
-    pub(super) fn of(ranks: u32) -> Self {
-        Self { pending: Pending::of_ranks(ranks) }
-    }
-
-    /// Takes in a connection, and returns its place.
-    pub(super) fn admit(
+impl Pending<PendingConnection> {
+    /// Begins the proof of a connection, and returns its place.
+    pub(super) fn begin(
         &mut self,
         shared: &Shared,
         socket: TcpStream,
@@ -55,14 +46,13 @@ impl Strangers {
         let channel = TcpChannel::over(socket, wire::limits(shared.options.timeout))
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let caller = Caller::new(channel, shared.greeting(Role::Listener)?);
-        let stranger = Stranger { caller, from };
-        let place = self.pending.admit(stranger, Instant::now());
-        if let Some(stranger) = self.pending.get(place) {
+        let place = self.admit(PendingConnection { caller, from }, Instant::now());
+        if let Some(admitted) = self.get(place) {
             let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
             let watched =
-                shared.watch(stranger.caller.channel.as_fd(), STRANGER | u64::from(place), changes);
+                shared.watch(admitted.caller.channel.as_fd(), PENDING | u64::from(place), changes);
             if let Err(error) = watched {
-                self.pending.take(place);
+                self.take(place);
                 return Err(error);
             }
         }
@@ -71,27 +61,27 @@ impl Strangers {
 
     /// Takes out those that have not proved themselves for a while: a descriptor is lacking.
     pub(super) fn hasten(&mut self) {
-        self.pending.expire(Instant::now() + (PROOF - HASTE));
+        self.expire(Instant::now() + (PROOF - HASTE));
     }
 
     /// Goes on with a connection. Returns it when it has proved itself and named its link.
-    pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Option<Guest> {
-        let stranger = self.pending.get_mut(place)?;
-        match hear(&mut stranger.caller, shared.identity.ranks) {
+    pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Option<ProvedConnection> {
+        let connection = self.get_mut(place)?;
+        match hear(&mut connection.caller, shared.identity.ranks) {
             Ok(None) => None,
             Ok(Some((claim, hello))) => {
-                let Stranger { caller, mut from } = self.pending.take(place)?;
+                let PendingConnection { caller, mut from } = self.take(place)?;
                 let (channel, _) = caller.into_proved();
                 from.set_port(u16::try_from(claim.number.get()).unwrap_or(0));
                 let (peer, device) = (PeerId(claim.rank.get()), DeviceKey(claim.device));
-                Some(Guest { channel, peer, device, hello, home: from })
+                Some(ProvedConnection { channel, peer, device, hello, home: from })
             }
             Err(why) => {
-                let mut stranger = self.pending.take(place)?;
+                let mut connection = self.take(place)?;
                 if let Some(why) = why {
                     // It hears the reason if it still listens.
-                    let _ = stranger.caller.channel.say(&PROTOCOL.refusal(&why));
-                    self.pending.refused(&stranger.from.to_string(), &why, Instant::now());
+                    let _ = connection.caller.channel.say(&PROTOCOL.refusal(&why));
+                    self.refused(&connection.from.to_string(), &why, Instant::now());
                 }
                 None
             }

@@ -1,8 +1,8 @@
-//! Callers that are not known so far: each proves that it belongs to the job and introduces its
-//! end, or is sent away.
+//! Pending connections: each caller proves that it belongs to the job and introduces its end, or is
+//! refused.
 
 use super::channel::{Channel, Received};
-use super::device::{Polling, STRANGER};
+use super::device::{PENDING, Polling};
 use super::entries::Phase;
 use super::meeting::is_lack;
 use super::wire::{End, Message, greeting};
@@ -15,17 +15,17 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// Callers without a connection so far.
+/// Callers without a queue pair so far.
 #[derive(Debug)]
-pub(super) struct Strangers {
+pub(super) struct Callers {
     pending: Pending<Caller<Channel>>,
     /// Proved callers whose older connection here has to end first.
-    held: Vec<Guest>,
+    held: Vec<ProvedCaller>,
 }
 
-/// A caller that has shown that it belongs to the job.
+/// A caller that has proved that it belongs to the job.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct ProvedCaller {
     pub(super) channel: Channel,
     pub(super) from: PeerId,
     pub(super) device: DeviceKey,
@@ -33,21 +33,22 @@ pub(super) struct Guest {
     pub(super) end: End,
 }
 
-impl Strangers {
+impl Callers {
     pub(super) fn of(ranks: u32) -> Self {
         Self { pending: Pending::of_ranks(ranks), held: Vec::new() }
     }
 
-    /// Keeps a guest until the older connection of its device has ended. An earlier one of that
+    /// Keeps a caller until the older connection of its device has ended. An earlier one of that
     /// device has given up.
-    fn hold(&mut self, guest: Guest) {
-        self.held.retain(|other| (other.from, other.device) != (guest.from, guest.device));
-        self.held.push(guest);
+    fn hold(&mut self, caller: ProvedCaller) {
+        self.held.retain(|other| (other.from, other.device) != (caller.from, caller.device));
+        self.held.push(caller);
     }
 
-    /// Takes the guest whose older connection has ended.
-    pub(super) fn take_held(&mut self, from: PeerId, device: DeviceKey) -> Option<Guest> {
-        let at = self.held.iter().position(|guest| (guest.from, guest.device) == (from, device))?;
+    /// Takes the caller whose older connection has ended.
+    pub(super) fn take_held(&mut self, from: PeerId, device: DeviceKey) -> Option<ProvedCaller> {
+        let at =
+            self.held.iter().position(|caller| (caller.from, caller.device) == (from, device))?;
         Some(self.held.swap_remove(at))
     }
 }
@@ -93,7 +94,7 @@ impl Polling {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // A silent caller's descriptor is better spent on the one that comes now.
-                    wanting = is_lack(&error) && !self.strangers.pending.is_empty();
+                    wanting = is_lack(&error) && !self.callers.pending.is_empty();
                     if !wanting {
                         tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
                     }
@@ -102,53 +103,53 @@ impl Polling {
             }
         }
         let now = Instant::now();
-        self.strangers.pending.expire(now);
+        self.callers.pending.expire(now);
         for stream in calls {
             let Ok(channel) = Channel::over(stream) else { continue };
             let identity = &self.shared.identity;
             let Ok(greeting) = greeting(Role::Listener, identity, self.key) else { continue };
-            while let Some(oldest) = self.strangers.pending.crowded() {
+            while let Some(oldest) = self.callers.pending.crowded() {
                 self.dismiss(oldest);
             }
-            let place = self.strangers.pending.admit(Caller::new(channel, greeting), now);
-            let Some(stranger) = self.strangers.pending.get(place) else { continue };
-            if self.watch(stranger.channel.as_fd(), STRANGER | u64::from(place)).is_err() {
-                self.strangers.pending.take(place);
+            let place = self.callers.pending.admit(Caller::new(channel, greeting), now);
+            let Some(caller) = self.callers.pending.get(place) else { continue };
+            if self.watch(caller.channel.as_fd(), PENDING | u64::from(place)).is_err() {
+                self.callers.pending.take(place);
             }
             // First the word by which it knows that a rank is here, and calls again if it is not
             // kept.
-            self.hear_stranger(place);
+            self.hear_caller(place);
         }
-        if wanting && let Some(oldest) = self.strangers.pending.oldest() {
+        if wanting && let Some(oldest) = self.callers.pending.oldest() {
             self.dismiss(oldest);
         }
     }
 
-    /// Has a stranger go, unless it has something to say by now.
+    /// Closes a pending connection, unless its caller has something to say by now.
     fn dismiss(&mut self, place: u32) {
-        self.hear_stranger(place);
-        if self.strangers.pending.oldest() == Some(place) {
-            self.strangers.pending.take(place);
+        self.hear_caller(place);
+        if self.callers.pending.oldest() == Some(place) {
+            self.callers.pending.take(place);
         }
     }
 
-    /// Takes in what a stranger says.
-    pub(super) fn hear_stranger(&mut self, place: u32) {
+    /// Receives the messages of a pending connection.
+    pub(super) fn hear_caller(&mut self, place: u32) {
         let (packet_size, ranks) = (self.shared.options.packet_size, self.shared.identity.ranks);
-        let Some(stranger) = self.strangers.pending.get_mut(place) else { return };
-        let heard = hear(stranger, packet_size, ranks);
-        if stranger.is_proved() {
-            self.strangers.pending.proved(place);
+        let Some(caller) = self.callers.pending.get_mut(place) else { return };
+        let heard = hear(caller, packet_size, ranks);
+        if caller.is_proved() {
+            self.callers.pending.proved(place);
         }
         if let Ok(None) = heard {
             return;
         }
-        let Some(stranger) = self.strangers.pending.take(place) else { return };
-        match (heard, stranger.into_proved()) {
+        let Some(caller) = self.callers.pending.take(place) else { return };
+        match (heard, caller.into_proved()) {
             (Ok(Some(end)), (channel, Some(session))) => {
                 let (from, device) =
                     (PeerId(session.peer.rank.get()), DeviceKey(session.peer.device));
-                self.meet(Guest { channel, from, device, session, end });
+                self.meet(ProvedCaller { channel, from, device, session, end });
             }
             (Err(Some(why)), (channel, _)) => self.refuse(channel, why),
             _ => {}
@@ -156,39 +157,39 @@ impl Polling {
     }
 
     /// Answers a device of this job that calls, keeps it for later, or refuses it.
-    pub(super) fn meet(&mut self, guest: Guest) {
+    pub(super) fn meet(&mut self, caller: ProvedCaller) {
         let key = self.key;
         if let Some(why) = self.broken.clone() {
-            return self.refuse(guest.channel, why);
+            return self.refuse(caller.channel, why);
         }
-        let Some(entry) = self.entries.of_device((guest.from, guest.device)) else {
-            return match self.prepare(guest.from, guest.device) {
-                Ok(index) => self.answer(index, guest),
-                Err(why) => self.refuse(guest.channel, why),
+        let Some(entry) = self.entries.of_device((caller.from, caller.device)) else {
+            return match self.prepare(caller.from, caller.device) {
+                Ok(index) => self.answer(index, caller),
+                Err(why) => self.refuse(caller.channel, why),
             };
         };
         let index = entry.connection.index;
-        if entry.peers_queue_pair == Some(guest.end.queue_pair) {
+        if entry.peers_queue_pair == Some(caller.end.queue_pair) {
             // Its call and this side's have crossed, and this side's came through.
             return;
         }
         match entry.phase {
             Phase::Answered | Phase::Up | Phase::Leaving | Phase::Failing => {
-                self.strangers.hold(guest)
+                self.callers.hold(caller)
             }
-            _ if key < guest.device => {
-                let Guest { mut channel, .. } = guest;
+            _ if key < caller.device => {
+                let ProvedCaller { mut channel, .. } = caller;
                 if channel.send(&Message::Crossed).is_ok() {
                     entry.spare = Some(channel);
                 }
             }
-            Phase::Calling | Phase::Introduced | Phase::Crossed => self.answer(index, guest),
+            Phase::Calling | Phase::Introduced | Phase::Crossed => self.answer(index, caller),
         }
     }
 
-    /// Sends a caller away with the reason.
+    /// Refuses a caller, and sends it the reason.
     pub(super) fn refuse(&mut self, mut channel: Channel, why: String) {
-        self.strangers.pending.refused(&channel.whom(), &why, Instant::now());
+        self.callers.pending.refused(&channel.whom(), &why, Instant::now());
         let _ = channel.send(&Message::Refusal(why));
     }
 }

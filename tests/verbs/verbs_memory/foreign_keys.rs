@@ -72,10 +72,10 @@ fn a_region_of_another_job_is_none_of_this_one() {
     let (own, other) = (Region::host(1024), Region::host(1024));
     let own_names = registered(&mine[1], &own);
     let names = registered(&theirs[1], &other);
-    for ((_, stranger), (_, right)) in names.iter().zip(&own_names) {
-        all_say(&refusals(&mine, stranger), "made in another job");
+    for ((_, foreign), (_, right)) in names.iter().zip(&own_names) {
+        all_say(&refusals(&mine, foreign), "made in another job");
         // Also where it has come as bytes.
-        let again = RemoteKey::from_bytes(&stranger.to_bytes()).unwrap();
+        let again = RemoteKey::from_bytes(&foreign.to_bytes()).unwrap();
         all_say(&refusals(&mine, &again), "rank 1");
         still_works(&mine, right);
     }
