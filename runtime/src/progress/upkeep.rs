@@ -199,12 +199,12 @@ impl Pass<'_> {
         }
     }
 
-    /// Hands over the messages that have landed, from the front of the line: one at a time,
-    /// outside its lock, as handing over calls users' code.
+    /// Hands over the messages that have landed, from the front of the reorder queue: one at a
+    /// time, outside its lock, as handing over calls users' code.
     #[cold]
-    pub(super) fn move_line(&mut self) {
-        while let Some((comp, status)) = self.device.line.take_first() {
-            self.signal_in_line(comp.as_ref(), status);
+    pub(super) fn move_reorder_queue(&mut self) {
+        while let Some((comp, status)) = self.device.reorder_queue.take_first() {
+            self.signal_reordered(comp.as_ref(), status);
             self.moved = true;
         }
     }
