@@ -73,7 +73,7 @@ impl Pass<'_> {
                 }
             }
             Control::Help { tx, wanted } => self.transfers().asked_to_help(from, tx, wanted),
-            Control::Signal { comp, tag, size } => {
+            Control::Notify { comp, tag, size } => {
                 // The bytes of the put may lie in GPU memory.
                 let flushed = self.inner.regions.flush();
                 self.tell(from, (comp, tag), size, flushed.map_err(OpError::Copy), comps);
@@ -325,7 +325,7 @@ impl Pass<'_> {
         comp
     }
 
-    /// Signals a completion object after another rank's operation on this rank's memory.
+    /// Notifies a completion object of another rank's operation on this rank's memory.
     fn tell(
         &mut self,
         from: Rank,

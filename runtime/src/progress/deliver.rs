@@ -249,8 +249,8 @@ impl Pass<'_> {
                 return;
             }
             Next::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {
-                let signal = Control::Signal { comp, tag, size: op.size as u64 };
-                self.device.control(self.inner, op.rank, signal);
+                let notify = Control::Notify { comp, tag, size: op.size as u64 };
+                self.device.control(self.inner, op.rank, notify);
             }
             Next::Memory { .. } | Next::Complete => {}
         }

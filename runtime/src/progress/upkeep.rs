@@ -88,10 +88,10 @@ impl Pass<'_> {
     pub(crate) fn landed(&mut self, landing: &mut Landing) {
         self.moved = true;
         let outcome = landing.transfer.failure().map_or(Ok(()), Err);
-        if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
+        if let (Ok(()), Some(comp)) = (&outcome, landing.notify) {
             let OpContext { rank, tag, size, .. } = landing.op;
-            let signal = Control::Signal { comp, tag, size: size as u64 };
-            self.device.control(self.inner, rank, signal);
+            let notify = Control::Notify { comp, tag, size: size as u64 };
+            self.device.control(self.inner, rank, notify);
         }
         if let Some(owed) = landing.owed.take()
             && self.pay(landing, *owed, outcome.as_ref().err())
