@@ -254,7 +254,7 @@ impl Pass<'_> {
             }
             if let Delivery::Rts { from, rts, .. } = &entry.what {
                 // The sender has done its part, as with a message that was sent whole.
-                self.finish(*from, rts.tx, Verdict::Done);
+                self.send_fin(*from, rts.tx, Verdict::Done);
             }
         }
     }

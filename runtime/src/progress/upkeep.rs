@@ -124,7 +124,7 @@ impl Pass<'_> {
             return true;
         }
         let verdict = if error.is_none() { Verdict::Done } else { Verdict::Failed };
-        self.finish(landing.op.rank, tx, verdict);
+        self.send_fin(landing.op.rank, tx, verdict);
         false
     }
 

@@ -24,8 +24,8 @@ pub(crate) enum Control {
     CtsChunk { tx: u64, rx: u64, window: Window },
     /// Grants fragments up to `limit` bytes of the message.
     Grant { tx: u64, limit: u64 },
-    /// The NIC has written the message, or the window that begins at byte `at`.
-    Written { rx: u64, at: u64 },
+    /// FIN of a write: the NIC has written the message, or the window that begins at byte `at`.
+    FinWrite { rx: u64, at: u64 },
     /// The NIC writes no byte from `at` on: the rest comes in fragments, as granted.
     Unwritten { rx: u64, at: u64 },
     /// FIN: ends a transfer that the receiver of this message has named so.
@@ -63,7 +63,7 @@ const CTS: u64 = CONTROL;
 const CTS_WRITE: u64 = CONTROL + 1;
 const CTS_CHUNK: u64 = CONTROL + 2;
 const GRANT: u64 = CONTROL + 3;
-const WRITTEN: u64 = CONTROL + 4;
+const FIN_WRITE: u64 = CONTROL + 4;
 const UNWRITTEN: u64 = CONTROL + 5;
 const FIN: u64 = CONTROL + 6;
 const HELP: u64 = CONTROL + 7;
@@ -93,7 +93,7 @@ impl Control {
                 (Header([CTS_CHUNK, tx]), payload)
             }
             Self::Grant { tx, limit } => (Header([GRANT, tx]), words([limit])),
-            Self::Written { rx, at } => (Header([WRITTEN, rx]), words([at])),
+            Self::FinWrite { rx, at } => (Header([FIN_WRITE, rx]), words([at])),
             Self::Unwritten { rx, at } => (Header([UNWRITTEN, rx]), words([at])),
             Self::Fin { name, verdict } => (Header([FIN, name]), words(verdict.words())),
             Self::Help { tx, wanted: HelpWanted { addr, split, turn } } => {
@@ -154,9 +154,9 @@ impl Control {
                 let [limit] = read(payload)?;
                 Self::Grant { tx: name, limit }
             }
-            WRITTEN => {
+            FIN_WRITE => {
                 let [at] = read(payload)?;
-                Self::Written { rx: name, at }
+                Self::FinWrite { rx: name, at }
             }
             UNWRITTEN => {
                 let [at] = read(payload)?;
@@ -428,7 +428,7 @@ mod tests {
                 Control::CtsWrite { tx: a, rx: c, place },
                 Control::CtsChunk { tx: b, rx: c, window: Window { at, len, place } },
                 Control::Grant { tx: a, limit: b },
-                Control::Written { rx: a, at: b },
+                Control::FinWrite { rx: a, at: b },
                 Control::Unwritten { rx: a, at: b },
                 Control::Help { tx: c, wanted },
                 Control::Notify { comp, tag, size: a },
