@@ -1,5 +1,5 @@
 //! A hash table spread over all ranks: keys are claimed by compare-and-swap, values follow by a put
-//! with signal.
+//! with notification.
 //!
 //! ```sh
 //! cargo build --release --examples

@@ -44,7 +44,7 @@ fn ring(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
         let at = (step as u64 + 1) * LEN as u64;
         let put = runtime.post_put(next, place(step)?, &rmr, at).remote_comp(name);
         put.comp(&over).submit()?;
-        // The token of the next step has arrived when its signal has.
+        // The token of the next step has arrived when its notification has.
         runtime.wait(|| {
             over.get() + over.failed() > 0 && arrived.get() + arrived.failed() > u64::from(step)
         })?;

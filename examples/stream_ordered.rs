@@ -1,5 +1,5 @@
-//! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its signal, the work
-//! that needs the block, the next put. The host queues all operations in advance and makes
+//! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its notification,
+//! the work that needs the block, the next put. The host queues all operations in advance and makes
 //! progress. It waits for no GPU until the end.
 //!
 //! ```sh

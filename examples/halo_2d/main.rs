@@ -1,6 +1,6 @@
 //! A heat equation on a grid of GPUs, with a rank for each. Neighbours exchange the edges of their
-//! blocks by puts in the order of streams: kernel, put, signal, kernel. The host waits for no GPU.
-//! While edges travel, the interior is computed.
+//! blocks by puts in the order of streams: kernel, put, notification, kernel. The host waits for no
+//! GPU. While edges travel, the interior is computed.
 //!
 //! ```sh
 //! cargo build --release --examples

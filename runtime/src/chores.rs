@@ -19,7 +19,7 @@ pub(crate) enum Chore {
     /// Deliveries that wait for their completion object.
     Undelivered = 1 << 5,
     /// Active messages on their way into memory of a GPU.
-    Line = 1 << 13,
+    Reorder = 1 << 13,
     /// Large messages that others copy from here.
     Helps = 1 << 10,
     /// Operations that wait for events and streams of the user.

@@ -45,10 +45,10 @@ enum Operation {
         is_there: bool,
     },
     Put {
-        signals: bool,
+        notifies: bool,
     },
     Get {
-        signals: bool,
+        notifies: bool,
     },
     FetchAdd,
     CompareSwap,
@@ -71,10 +71,10 @@ const MESSAGES: [Operation; 7] = [
 ];
 
 const OF_MEMORY: [Operation; 6] = [
-    Put { signals: false },
-    Put { signals: true },
-    Get { signals: false },
-    Get { signals: true },
+    Put { notifies: false },
+    Put { notifies: true },
+    Get { notifies: false },
+    Get { notifies: true },
     FetchAdd,
     CompareSwap,
 ];
@@ -479,14 +479,14 @@ impl<'a> Run<'a> {
                 )
             }
             Recv { .. } => with_options!(zero.post_recv(Rank(1), vec![0xa5; 8], self.tag)),
-            Put { signals: false } => with_options!(zero.post_put(Rank(1), payload(), rmr, 0)),
-            Put { signals: true } => {
+            Put { notifies: false } => with_options!(zero.post_put(Rank(1), payload(), rmr, 0)),
+            Put { notifies: true } => {
                 with_options!(
                     zero.post_put(Rank(1), payload(), rmr, 0).remote_comp(name).tag(self.tag)
                 )
             }
-            Get { signals: false } => with_options!(zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0)),
-            Get { signals: true } => {
+            Get { notifies: false } => with_options!(zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0)),
+            Get { notifies: true } => {
                 with_options!(
                     zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0).remote_comp(name).tag(self.tag)
                 )
@@ -544,7 +544,7 @@ impl<'a> Run<'a> {
     fn tells(&self) -> bool {
         match self.case.operation {
             Am { .. } => true,
-            Put { signals } | Get { signals } => signals,
+            Put { notifies } | Get { notifies } => notifies,
             _ => false,
         }
     }

@@ -22,7 +22,7 @@ over_each_transport!(
     a_full_queue_loses_nothing_of_the_line_and_others_pass,
     a_message_that_its_sender_holds_overtakes_none_in_the_line,
     packets_shorter_than_the_message_are_no_obstacle,
-    a_runtime_that_ends_tells_of_what_stands_in_line,
+    a_runtime_that_ends_tells_of_what_the_reorder_queue_holds,
     a_kernel_finds_the_message_at_the_address_of_its_buffer,
     several_threads_hand_each_message_over_once,
 );
@@ -295,13 +295,13 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
     assert!(came.iter().all(|&times| times == 1), "lost, or handed over twice: {came:?}");
 }
 
-fn a_runtime_that_ends_tells_of_what_stands_in_line<J: Job>() {
+fn a_runtime_that_ends_tells_of_what_the_reorder_queue_holds<J: Job>() {
     let sink = Sink::keeping();
     let ground = Ground::new::<J>(&sink, 8192);
     let held = ground.driver.faults().hold_copies();
     ground.send(1, 100);
     ground.send(2, 0);
-    // Both have come, and stand in line.
+    // Both have come, and are in the reorder queue.
     settle(&ground.ranks);
     assert_eq!(sink.count(), 0);
     let Ground { ranks: [zero, one], devices, .. } = ground;

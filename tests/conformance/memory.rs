@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 crate::support::over_each_transport!(
     what_is_put_is_there_and_what_is_there_is_got,
-    a_signal_comes_when_the_bytes_are_there,
+    a_notification_comes_when_the_bytes_are_there,
     atomic_operations_of_all_ranks_count,
     what_makes_no_sense_is_refused_and_writes_nothing,
     a_registration_that_has_ended_is_noticed,
@@ -137,7 +137,7 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
     }
 }
 
-fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
+fn a_notification_comes_when_the_bytes_are_there<J: Job>() {
     for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 200_000);
         let [zero, one] = &ground.ranks;
@@ -150,7 +150,7 @@ fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
             let _ = posted(&ground.ranks, || put.try_submit());
             until(&ground.ranks, || told.count() == 1);
             let found = ground.region.slice(0, size).unwrap().to_vec().unwrap();
-            assert_eq!(found, bytes, "{way:?} {size}: the signal was early");
+            assert_eq!(found, bytes, "{way:?} {size}: the notification was early");
             let status = told.take().remove(0);
             assert!(status.error.is_none(), "{status:?}");
             assert_eq!(

@@ -19,7 +19,7 @@ use std::sync::Arc;
 crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
-    pieces_arrive_to_the_last_byte_and_the_signal_behind_them,
+    pieces_arrive_to_the_last_byte_and_the_notification_behind_them,
     strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
     a_thousand_pieces_with_a_gpu_are_one_call_of_the_driver_and_so_is_a_strided_block,
@@ -157,7 +157,7 @@ fn parts(rng: &mut SmallRng, count: usize, longest: usize) -> (Vec<(Range<usize>
     (parts, room + 64)
 }
 
-fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
+fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
     let (ground, mut rng) = (Ground::new::<J>(), rng());
     for (ours, theirs, mapped) in sorts::<J>() {
         for count in [1, 2, 65, amount("TEST_PIECES", 200, 1000) as usize] {
@@ -198,7 +198,7 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
                 let over = posted(&ground.ranks, || batch.try_submit());
                 until(&ground.ranks, || ground.told.count() == 1);
                 let found = remote.region.whole().to_vec().unwrap();
-                assert!(found == wanted_there, "{what}: the signal was early, or a byte is wrong");
+                assert!(found == wanted_there, "{what}: notified early, or a byte is wrong");
                 let told = ground.told.take().remove(0);
                 assert!(told.error.is_none(), "{what}: {told:?}");
                 assert_eq!(

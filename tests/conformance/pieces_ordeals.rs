@@ -18,18 +18,18 @@ use std::sync::Arc;
 crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
-    a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal,
+    a_batch_of_no_pieces_is_over_at_once_and_sends_its_notification,
     what_makes_no_sense_is_refused_by_name_and_moves_nothing,
     pieces_that_overlap_are_refused_and_both_are_named,
     a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it,
     a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does,
     a_batch_after_an_event_is_written_when_it_has_fired,
-    a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal,
+    a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notification,
     a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited,
     of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be,
 );
 
-fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
+fn a_batch_of_no_pieces_is_over_at_once_and_sends_its_notification<J: Job>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     for is_put in [true, false] {
@@ -367,7 +367,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     }
 }
 
-fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal<J: Job>() {
+fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notification<J: Job>() {
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
@@ -512,7 +512,7 @@ fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_th
                 "{wrong}: {error}"
             );
             settle(&ground.ranks);
-            assert_eq!(ground.told.count(), 0, "no signal");
+            assert_eq!(ground.told.count(), 0, "no notification");
         }
         if !J::IS_RDMA {
             // What is wrong is found before anything is copied.

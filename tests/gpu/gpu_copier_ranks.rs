@@ -24,7 +24,7 @@ fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };
     match role.name.as_str() {
         "puts" => puts(&role),
-        "signals" => signals(&role),
+        "notifications" => notifications(&role),
         "batches" => batches(&role),
         "kills" => kills(&role),
         "told" => told_of(&role),
@@ -56,9 +56,9 @@ fn puts_and_messages_of_every_length_come_whole_at_odd_places_of_another_process
 }
 
 #[test]
-fn the_last_byte_is_there_when_the_signal_comes_whoever_copied() {
-    let _watchdog = Watchdog::over("signals");
-    if let Some(ranks) = run("signals", &[]) {
+fn the_last_byte_is_there_when_the_notification_comes_whoever_copied() {
+    let _watchdog = Watchdog::over("notifications");
+    if let Some(ranks) = run("notifications", &[]) {
         ranks.succeed();
     }
 }
@@ -232,21 +232,21 @@ fn from_the_host(role: &Role) {
 const TURNS: u64 = 400;
 
 /// Runs the role: small and big puts in turn, each over the whole of what came before, each with a
-/// signal.
-fn signals(role: &Role) {
+/// notification.
+fn notifications(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
     const BIG: usize = 1 << 20;
     let region = gpu.allocate(BIG, Flavour::Plain).unwrap();
-    let signals = CompQueue::new(64);
+    let notifications = CompQueue::new(64);
     // Both ranks make their objects in the same order.
-    let name = runtime.register_comp(&signals).unwrap();
+    let name = runtime.register_comp(&notifications).unwrap();
     let len_of = |turn: u64| if turn.is_multiple_of(3) { BIG } else { 8 << (turn % 10) };
     if role.rank == 1 {
         let mr = registered(role, &runtime, "memory", &region);
         for turn in 0..TURNS {
-            runtime.wait_for(PATIENCE, || !signals.is_empty()).unwrap();
-            let status = signals.pop().unwrap().ok().unwrap();
+            runtime.wait_for(PATIENCE, || !notifications.is_empty()).unwrap();
+            let status = notifications.pop().unwrap().ok().unwrap();
             assert_eq!((status.tag, status.size), (Tag(turn), len_of(turn)));
             let came = region.slice(0, status.size).unwrap().to_vec().unwrap();
             assert_eq!(wrong(&came, turn, 0), None, "turn {turn}");

@@ -133,24 +133,25 @@ const MESSAGES: Benchmark = Benchmark {
 const PUTS: Benchmark = Benchmark {
     name: "put",
     reach: Reach::RemoteMemory,
-    // The last put of each window carries a signal, so that both sides know how far they are. It
-    // says that the bytes of its own put are there, and nothing of those before it: their sender
-    // knows.
+    // The last put of each window notifies the peer, so that both sides know how far they are. The
+    // notification says that the bytes of its own put are there, and nothing of those before it:
+    // their sender knows.
     round: |round, seat| {
         let Seat { runtime, device, peer, over, arrivals_name, .. } = seat;
         let (window, payload) = (round.window(seat)?, round.outgoing(seat)?);
         let plain =
             |bytes| runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(over);
         let mut put = Repeated::new(&payload, plain);
-        let mut signal = Repeated::new(&payload, |bytes| plain(bytes).remote_comp(*arrivals_name));
+        let mut notifying =
+            Repeated::new(&payload, |bytes| plain(bytes).remote_comp(*arrivals_name));
         let size = round.point.size;
-        // The first message stands alone; then a window is one signal.
+        // The first message stands alone; then a window is one notification.
         let every = if round.point.test == Test::Latency { 1 } else { measure::window(size) };
         let mut sent = 0_u64;
         let begin = |_| {
             sent += 1;
             match (sent - 1).is_multiple_of(every) {
-                true => signal.post(false, |put| seat.begin(put)),
+                true => notifying.post(false, |put| seat.begin(put)),
                 false => put.post(false, |put| seat.begin(put)),
             }
         };

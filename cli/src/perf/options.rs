@@ -33,14 +33,14 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
            the last of a window says that more follows (`more`).
 rate       the same, for small messages (8 B unless --size is given).
 
-A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen
-carries none: its receiver looks at the last byte until it is there, as ib_write_lat and
+A put of a ping-pong notifies its receiver; in a stream the last one of each window does. A put_seen
+does not: its receiver looks at the last byte until it is there, as ib_write_lat and
 ucp_put_lat do; it has a latency only, and host memory. A put_batch is one put of --pieces pieces
 of --size bytes each (64 if not given), from rank 0 to rank 1; it has a latency only: that of the
 whole batch, until it is complete. A get, a put_over, a fetch_add (of 8 bytes, whatever --size
 says), a barrier and a copy are no ping-pongs: their latency is the whole time to completion.
-A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it
-has a latency only. Gets and additions go from rank 0 to memory of rank 1. A barrier is of all
+A put_over is a put without a notification that is waited for, as osu_put_latency does with a flush;
+it has a latency only. Gets and additions go from rank 0 to memory of rank 1. A barrier is of all
 ranks, of which there may be more than two then, with one thread each; rank 0 measures it. A copy
 stays within rank 0, which sees both devices then: it goes from memory of rank 0's kind to memory
 of rank 1's, by the target's GPU, else the source's, else the CPU.
@@ -177,9 +177,9 @@ pub(super) enum Op {
     Send,
     /// Puts into memory that the peer has mapped
     Put,
-    /// Puts without a signal, whose receiver looks at its memory until they are there
+    /// Puts without a notification, whose receiver looks at its memory until they are there
     PutSeen,
-    /// Puts without a signal, of which each is waited for before the next
+    /// Puts without a notification, of which each is waited for before the next
     PutOver,
     /// Puts of many pieces at once
     PutBatch,

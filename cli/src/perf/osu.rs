@@ -31,7 +31,7 @@ const SIZES: Range = Range { min: 1, max: 4 << 20 };
 latency      ping-pong with sends and receives; half of a round trip (osu_latency)
 bw           sends in windows, one way (osu_bw)
 mbw_mr       the same of --pairs pairs of threads, with messages a second (osu_mbw_mr)
-put_latency  a put without a signal, until its bytes are visible there (osu_put_latency)
+put_latency  a put without a notification, until its bytes are visible there (osu_put_latency)
 put_bw       puts in windows, one way (osu_put_bw)
 get_latency  a get, until its bytes are here (osu_get_latency)
 get_bw       gets in windows (osu_get_bw)

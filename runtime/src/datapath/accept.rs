@@ -29,12 +29,12 @@ impl Port {
         mut target: Target,
         is_alone: bool,
     ) -> Option<Ended> {
-        let finish = |verdict: Verdict| {
+        let send_fin = |verdict: Verdict| {
             self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
         };
         let room = target.buffer().map_or(0, |buffer| buffer.len());
         let Some(size) = usize::try_from(rts.size).ok().filter(|&size| size <= room) else {
-            finish(Verdict::Truncated { message: rts.size, buffer: room as u64 });
+            send_fin(Verdict::Truncated { message: rts.size, buffer: room as u64 });
             let message = usize::try_from(rts.size).unwrap_or(usize::MAX);
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
@@ -45,7 +45,7 @@ impl Port {
             return target.fail(from, size, error);
         }
         if size == 0 {
-            finish(Verdict::Done);
+            send_fin(Verdict::Done);
             return Some(target.end(from, 0, None));
         }
         if let Some(mapped) = rts.mapped {
@@ -56,7 +56,7 @@ impl Port {
         }
         let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
         if let Err(cause) = check_kinds(place, MemKind::Host) {
-            finish(Verdict::Failed);
+            send_fin(Verdict::Failed);
             return target.fail(from, size, OpError::Copy(cause));
         }
         // Bytes for a GPU arrive in blocks, which the kernel does not copy.

@@ -245,8 +245,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Sends the end of a message, or of an operation on this rank's memory.
-    pub(super) fn finish(&self, to: Rank, tx: u64, verdict: Verdict) {
+    /// Sends the FIN of a message, or of an operation on this rank's memory.
+    pub(super) fn send_fin(&self, to: Rank, tx: u64, verdict: Verdict) {
         self.device.control(self.carrier, to, Control::Fin { name: tx, verdict });
     }
 

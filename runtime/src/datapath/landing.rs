@@ -28,8 +28,8 @@ pub(crate) struct Landing {
     pub(crate) op: OpContext,
     /// Set if the source is the operation's buffer, as for a put.
     pub(crate) gives_source: bool,
-    /// The object of the other rank to signal.
-    pub(crate) signal: Option<RemoteComp>,
+    /// The object of the other rank to notify.
+    pub(crate) notify: Option<RemoteComp>,
     /// The name of a put or a get: flushes wait for those with a smaller name than theirs. A
     /// message has the largest name, and is in no flush.
     pub(crate) name: u64,
@@ -60,7 +60,7 @@ impl Landing {
             transfer: transfer.into(),
             op,
             gives_source: false,
-            signal: None,
+            notify: None,
             name: u64::MAX,
             owed: None,
         }

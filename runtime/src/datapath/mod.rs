@@ -9,7 +9,7 @@
 //! | `tx`, `rx`, `target` | carry out the actions of a sender, and of a receiver |
 //! | `kernel_copy`, `share` | the kernel copies a message, with its sender's help |
 //! | `mapped`, `import` | a GPU's engine fetches a message from mapped memory; remote keys |
-//! | `landing`, `line` | copies that engines are at; active messages on their way onto a GPU |
+//! | `landing`, `reorder` | copies that engines are at; active messages on their way onto a GPU |
 //! | `ordered` | operations that wait for events and streams of the user |
 //! | `ahead`, `inflow` | fragments from and to GPU memory, by way of pinned blocks |
 //! | `through` | copies within this process that the driver would do while the caller waits |
@@ -25,11 +25,11 @@ mod in_flight;
 mod inflow;
 mod kernel_copy;
 mod landing;
-mod line;
 mod mapped;
 mod ordered;
 pub(crate) mod packed;
 mod port;
+mod reorder;
 mod rx;
 mod share;
 mod target;
@@ -43,11 +43,11 @@ pub(crate) use backlog::Step;
 pub(crate) use carrier::Carrier;
 pub(crate) use in_flight::{Event, Flush, Run};
 pub(crate) use landing::{AT_ONCE, Fetched, Landing, Owed};
-pub(crate) use line::{Lined, arrival, fresh};
 pub(crate) use ordered::{Deferred, OrderedEntry, Sort, Start, Waits};
 pub(crate) use packed::Carried;
 pub use port::Device;
 pub(crate) use port::{NOBODY, Port};
+pub(crate) use reorder::{Reordered, arrival, fresh};
 pub(crate) use rx::WRITTEN;
 pub(crate) use target::Target;
 pub(crate) use through::Moving;

@@ -222,7 +222,7 @@ impl Run<'_> {
         let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
         if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0)
         {
-            return self.finish(from, tx, Verdict::Failed);
+            return self.send_fin(from, tx, Verdict::Failed);
         }
         let buffer = Buffer::Region(Region::host(size).whole());
         let asked = Asked { tx, region, count, wanted };
@@ -239,7 +239,7 @@ impl Run<'_> {
     pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
         let tx = asked.tx;
         if let Err(verdict) = self.begin_pieces(from, asked, buffer) {
-            self.finish(from, tx, verdict);
+            self.send_fin(from, tx, verdict);
         }
     }
 
@@ -300,7 +300,7 @@ impl Run<'_> {
             None => self.pieces_are_done(from, &asked, &packed),
             Some(why) => {
                 tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
-                self.finish(from, asked.tx, Verdict::Failed);
+                self.send_fin(from, asked.tx, Verdict::Failed);
             }
         }
     }

@@ -4,8 +4,8 @@ use super::Transfers;
 use super::carrier::Carrier;
 use super::in_flight::OfDevice;
 use super::landing::Landings;
-use super::line::Line;
 use super::ordered::Ordered;
+use super::reorder::ReorderQueue;
 use crate::comp::Completion;
 use crate::error::{OpError, ResourceError};
 use crate::local::Local;
@@ -36,7 +36,7 @@ pub(crate) struct Port {
     /// Copies that engines are at.
     pub(crate) landings: Landings,
     /// Active messages on their way into the pool, where that is memory of a GPU.
-    pub(crate) line: Line,
+    pub(crate) reorder_queue: ReorderQueue,
     /// Operations that wait for events and streams of the user.
     pub(crate) ordered: Ordered,
     endpoint: Endpoint,
@@ -91,7 +91,7 @@ impl Port {
         Ok(Self {
             transfers: Transfers::new(local.settings.offers(), chores),
             landings: Landings::new(chores),
-            line: Line::new(chores),
+            reorder_queue: ReorderQueue::new(chores),
             ordered: Ordered::new(chores),
             endpoint,
         })
@@ -142,9 +142,9 @@ impl Port {
     pub(crate) fn each_holder(&self, carrier: &Carrier, each: &mut dyn FnMut(&dyn Holder)) {
         let transfers = OfDevice(carrier, self);
         // All fields: a further one is a holder, or says here that it is none.
-        let Self { transfers: _, landings, line, ordered, endpoint } = self;
+        let Self { transfers: _, landings, reorder_queue, ordered, endpoint } = self;
         let all: [&dyn Holder; 6] =
-            [&endpoint.undelivered, ordered, endpoint, &transfers, landings, line];
+            [&endpoint.undelivered, ordered, endpoint, &transfers, landings, reorder_queue];
         all.into_iter().for_each(each);
     }
 

@@ -113,7 +113,7 @@ impl RxOp {
                 fragment = Some(payload);
                 (RxEvent::Fragment { offset, len }, None)
             }
-            Event::Control(Control::Written { at, .. }) => (RxEvent::Written { at }, None),
+            Event::Control(Control::FinWrite { at, .. }) => (RxEvent::FinWrite { at }, None),
             Event::Control(Control::Unwritten { at, .. }) => (RxEvent::Unwritten { at }, None),
             Event::Control(Control::Fin { verdict, .. }) => match verdict.error(self.from) {
                 Some(error) => return self.fail(run, RxEvent::Fin(verdict), error),

@@ -65,7 +65,7 @@ impl Pass<'_> {
             | Control::CtsWrite { tx: name, .. }
             | Control::CtsChunk { tx: name, .. }
             | Control::Grant { tx: name, .. }
-            | Control::Written { rx: name, .. }
+            | Control::FinWrite { rx: name, .. }
             | Control::Unwritten { rx: name, .. }
             | Control::Fin { name, .. } => {
                 if !self.on((from, name), Event::Control(control)) {
@@ -73,7 +73,7 @@ impl Pass<'_> {
                 }
             }
             Control::Help { tx, wanted } => self.transfers().asked_to_help(from, tx, wanted),
-            Control::Signal { comp, tag, size } => {
+            Control::Notify { comp, tag, size } => {
                 // The bytes of the put may lie in GPU memory.
                 let flushed = self.inner.regions.flush();
                 self.tell(from, (comp, tag), size, flushed.map_err(OpError::Copy), comps);
@@ -121,7 +121,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    pub(crate) fn finish(&self, to: Rank, tx: u64, verdict: Verdict) {
+    pub(crate) fn send_fin(&self, to: Rank, tx: u64, verdict: Verdict) {
         self.device.control(self.inner, to, Control::Fin { name: tx, verdict });
     }
 }
@@ -235,7 +235,7 @@ impl Pass<'_> {
     ) {
         let Some(comp) = comps.get(name) else {
             // The sender has done its part, as with a small message.
-            self.finish(from, rts.tx, Verdict::Done);
+            self.send_fin(from, rts.tx, Verdict::Done);
             let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
             return;
@@ -259,7 +259,7 @@ impl Pass<'_> {
         rts: Rts,
     ) {
         let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
-        let refuse = |verdict: Verdict| self.finish(from, rts.tx, verdict);
+        let refuse = |verdict: Verdict| self.send_fin(from, rts.tx, verdict);
         // Bytes that are shared, and lists, cannot be filled in one piece.
         let fits = |buffer: &mut Buffer| buffer.len() >= size && buffer.view_mut().is_some();
         let named = guarded(|| comp.place(from, tag, size));
@@ -296,11 +296,11 @@ impl Pass<'_> {
         match self.inner.regions.find(request.region, request.offset, len) {
             Ok(slice) => Some(slice),
             Err(Refusal::Stale) => {
-                self.finish(from, request.name, Verdict::Stale);
+                self.send_fin(from, request.name, Verdict::Stale);
                 None
             }
             Err(Refusal::Outside) => {
-                self.finish(from, request.name, Verdict::Outside);
+                self.send_fin(from, request.name, Verdict::Outside);
                 None
             }
         }
@@ -325,7 +325,7 @@ impl Pass<'_> {
         comp
     }
 
-    /// Signals a completion object after another rank's operation on this rank's memory.
+    /// Notifies a completion object of another rank's operation on this rank's memory.
     fn tell(
         &mut self,
         from: Rank,
@@ -375,7 +375,7 @@ impl Pass<'_> {
         let place = slice.view().place().kind();
         if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
             // A rank gets at least one byte, of memory that can be copied to the host.
-            return self.finish(from, rx, Verdict::Failed);
+            return self.send_fin(from, rx, Verdict::Failed);
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let comp = self.named(from, name, size, comps);
@@ -394,7 +394,7 @@ impl Pass<'_> {
                 // The remote key says so: this one was damaged.
                 tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the \
                     NIC's");
-                self.finish(from, tx, Verdict::Failed);
+                self.send_fin(from, tx, Verdict::Failed);
             }
             Agent::Owner => {
                 let change = if swap {
@@ -405,7 +405,7 @@ impl Pass<'_> {
                 let asked = Asked { from, token: tx, device: self.device.index, change };
                 match self.inner.change_on_gpu(slice, asked) {
                     Ok(()) => self.moved |= self.inner.move_words(),
-                    Err(verdict) => self.finish(from, tx, verdict),
+                    Err(verdict) => self.send_fin(from, tx, verdict),
                 }
             }
             Agent::Cpu => {
@@ -415,7 +415,7 @@ impl Pass<'_> {
                 } else {
                     region.fetch_add(offset, first)
                 };
-                self.finish(from, tx, held.map_or(Verdict::Word, Verdict::Held));
+                self.send_fin(from, tx, held.map_or(Verdict::Word, Verdict::Held));
             }
         }
     }

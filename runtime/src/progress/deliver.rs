@@ -4,7 +4,7 @@ use super::signal::{guarded, handles_message_of, panicked};
 use super::{Found, Meeting, Met, Pass, Scratch};
 use crate::boards::Note;
 use crate::comp::{Completion, Snapshot};
-use crate::datapath::{self, Lined, arrival};
+use crate::datapath::{self, Reordered, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
@@ -249,8 +249,8 @@ impl Pass<'_> {
                 return;
             }
             Next::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {
-                let signal = Control::Signal { comp, tag, size: op.size as u64 };
-                self.device.control(self.inner, op.rank, signal);
+                let notify = Control::Notify { comp, tag, size: op.size as u64 };
+                self.device.control(self.inner, op.rank, notify);
             }
             Next::Memory { .. } | Next::Complete => {}
         }
@@ -293,10 +293,10 @@ impl Pass<'_> {
         };
         let Err(payload) = self.queue_am(comp, from, tag, payload) else { return };
         if !self.device.lands_on_host {
-            return match self.device.line_up((from, tag), comp, payload) {
-                Lined::Up => {}
-                Lined::There(status) => self.signal_in_line(Some(comp), status),
-                Lined::NoRoom(payload, why) => self.keep_am(comp, (from, tag), payload, why),
+            return match self.device.reorder((from, tag), comp, payload) {
+                Reordered::Queued => {}
+                Reordered::There(status) => self.signal_reordered(Some(comp), status),
+                Reordered::NoRoom(payload, why) => self.keep_am(comp, (from, tag), payload, why),
             };
         }
         let size = payload.len();

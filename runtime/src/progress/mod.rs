@@ -330,9 +330,9 @@ impl Pass<'_> {
         if chores.has(Chore::Holds) {
             self.move_holds();
         }
-        // The messages in the line came before those that wait for a packet.
-        if chores.has(Chore::Line) {
-            self.move_line();
+        // The messages in the reorder queue came before those that wait for a packet.
+        if chores.has(Chore::Reorder) {
+            self.move_reorder_queue();
         }
         if chores.has(Chore::Undelivered) {
             self.retry_undelivered();

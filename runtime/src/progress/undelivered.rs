@@ -3,7 +3,7 @@
 use super::signal::{SignalError, signal, signal_message};
 use super::{Core, Pass};
 use crate::comp::{Completion, Status};
-use crate::datapath::{Lined, Port, arrival};
+use crate::datapath::{Port, Reordered, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::protocol::wire::{Rts, Verdict};
@@ -69,9 +69,9 @@ impl Pass<'_> {
         self.add_undelivered(Entry { comp: comp.clone(), what }, None);
     }
 
-    /// Tells a completion object of a message that has left the line, where it was in front of
-    /// those that still need a packet.
-    pub(super) fn signal_in_line(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
+    /// Tells a completion object of a message that has left the reorder queue, where it was in
+    /// front of those that still need a packet.
+    pub(super) fn signal_reordered(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
         let (comp, status, why) = match comp {
             Some(comp) if self.device.undelivered.is_waited_for(comp) => {
                 (comp.clone(), status, None)
@@ -254,7 +254,7 @@ impl Pass<'_> {
             }
             if let Delivery::Rts { from, rts, .. } = &entry.what {
                 // The sender has done its part, as with a message that was sent whole.
-                self.finish(*from, rts.tx, Verdict::Done);
+                self.send_fin(*from, rts.tx, Verdict::Done);
             }
         }
     }
@@ -277,8 +277,8 @@ impl Pass<'_> {
                     }
                 }
             }
-            // The entries of the line came before it.
-            Delivery::Rts { .. } if self.device.line.has_for(&comp) => {
+            // The entries of the reorder queue came before it.
+            Delivery::Rts { .. } if self.device.reorder_queue.has_for(&comp) => {
                 return Some((Entry { comp, what }, Obstacle::UnderWay));
             }
             Delivery::Rts { from, tag, rts } => {
@@ -304,7 +304,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Finds the place of an active message that waited for one. `Ok(None)`: it is in the line.
+    /// Finds the place of an active message that waited for one. `Ok(None)`: it is in the reorder
+    /// queue.
     #[allow(clippy::type_complexity, reason = "the message, and why it has to wait")]
     fn place_am(
         &mut self,
@@ -313,10 +314,10 @@ impl Pass<'_> {
         payload: Payload,
     ) -> Result<Option<Status>, (Payload, Option<AllocError>)> {
         if !self.device.lands_on_host {
-            return match self.device.line_up((from, tag), comp, payload) {
-                Lined::Up => Ok(None),
-                Lined::There(status) => Ok(Some(status)),
-                Lined::NoRoom(payload, why) => Err((payload, why)),
+            return match self.device.reorder((from, tag), comp, payload) {
+                Reordered::Queued => Ok(None),
+                Reordered::There(status) => Ok(Some(status)),
+                Reordered::NoRoom(payload, why) => Err((payload, why)),
             };
         }
         let size = payload.len();
@@ -342,7 +343,7 @@ impl Pass<'_> {
     /// Returns the reason why an active message waits for a packet: engines may be using all
     /// packets.
     fn no_packet(&self, why: Option<AllocError>) -> Obstacle {
-        if why.is_none() && !self.device.line.is_empty() {
+        if why.is_none() && !self.device.reorder_queue.is_empty() {
             return Obstacle::UnderWay;
         }
         let pools = [&self.device.pool, &self.device.host_pool];

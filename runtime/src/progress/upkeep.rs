@@ -88,10 +88,10 @@ impl Pass<'_> {
     pub(crate) fn landed(&mut self, landing: &mut Landing) {
         self.moved = true;
         let outcome = landing.transfer.failure().map_or(Ok(()), Err);
-        if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
+        if let (Ok(()), Some(comp)) = (&outcome, landing.notify) {
             let OpContext { rank, tag, size, .. } = landing.op;
-            let signal = Control::Signal { comp, tag, size: size as u64 };
-            self.device.control(self.inner, rank, signal);
+            let notify = Control::Notify { comp, tag, size: size as u64 };
+            self.device.control(self.inner, rank, notify);
         }
         if let Some(owed) = landing.owed.take()
             && self.pay(landing, *owed, outcome.as_ref().err())
@@ -124,7 +124,7 @@ impl Pass<'_> {
             return true;
         }
         let verdict = if error.is_none() { Verdict::Done } else { Verdict::Failed };
-        self.finish(landing.op.rank, tx, verdict);
+        self.send_fin(landing.op.rank, tx, verdict);
         false
     }
 
@@ -199,12 +199,12 @@ impl Pass<'_> {
         }
     }
 
-    /// Hands over the messages that have landed, from the front of the line: one at a time,
-    /// outside its lock, as handing over calls users' code.
+    /// Hands over the messages that have landed, from the front of the reorder queue: one at a
+    /// time, outside its lock, as handing over calls users' code.
     #[cold]
-    pub(super) fn move_line(&mut self) {
-        while let Some((comp, status)) = self.device.line.take_first() {
-            self.signal_in_line(comp.as_ref(), status);
+    pub(super) fn move_reorder_queue(&mut self) {
+        while let Some((comp, status)) = self.device.reorder_queue.take_first() {
+            self.signal_reordered(comp.as_ref(), status);
             self.moved = true;
         }
     }

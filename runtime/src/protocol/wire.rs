@@ -24,8 +24,8 @@ pub(crate) enum Control {
     CtsChunk { tx: u64, rx: u64, window: Window },
     /// Grants fragments up to `limit` bytes of the message.
     Grant { tx: u64, limit: u64 },
-    /// The NIC has written the message, or the window that begins at byte `at`.
-    Written { rx: u64, at: u64 },
+    /// FIN of a write: the NIC has written the message, or the window that begins at byte `at`.
+    FinWrite { rx: u64, at: u64 },
     /// The NIC writes no byte from `at` on: the rest comes in fragments, as granted.
     Unwritten { rx: u64, at: u64 },
     /// FIN: ends a transfer that the receiver of this message has named so.
@@ -33,7 +33,7 @@ pub(crate) enum Control {
     /// The kernel copies a message here: its sender may write a part of it.
     Help { tx: u64, wanted: HelpWanted },
     /// Notification of a put or a get of `size` bytes that is done.
-    Signal { comp: RemoteComp, tag: Tag, size: u64 },
+    Notify { comp: RemoteComp, tag: Tag, size: u64 },
     /// RTS of a put that its owner has to carry out, and then notifies the completion object, if
     /// one is named.
     RtsPut { comp: RemoteComp, tag: Tag, request: Request },
@@ -63,11 +63,11 @@ const CTS: u64 = CONTROL;
 const CTS_WRITE: u64 = CONTROL + 1;
 const CTS_CHUNK: u64 = CONTROL + 2;
 const GRANT: u64 = CONTROL + 3;
-const WRITTEN: u64 = CONTROL + 4;
+const FIN_WRITE: u64 = CONTROL + 4;
 const UNWRITTEN: u64 = CONTROL + 5;
 const FIN: u64 = CONTROL + 6;
 const HELP: u64 = CONTROL + 7;
-const SIGNAL: u64 = CONTROL + 8;
+const NOTIFY: u64 = CONTROL + 8;
 const RTS_PUT: u64 = CONTROL + 9;
 const GET: u64 = CONTROL + 10;
 const PIECES: u64 = CONTROL + 11;
@@ -93,14 +93,14 @@ impl Control {
                 (Header([CTS_CHUNK, tx]), payload)
             }
             Self::Grant { tx, limit } => (Header([GRANT, tx]), words([limit])),
-            Self::Written { rx, at } => (Header([WRITTEN, rx]), words([at])),
+            Self::FinWrite { rx, at } => (Header([FIN_WRITE, rx]), words([at])),
             Self::Unwritten { rx, at } => (Header([UNWRITTEN, rx]), words([at])),
             Self::Fin { name, verdict } => (Header([FIN, name]), words(verdict.words())),
             Self::Help { tx, wanted: HelpWanted { addr, split, turn } } => {
                 let split = u64::from(split) << 32 | u64::from(turn);
                 (Header([HELP, tx]), words([addr, split]))
             }
-            Self::Signal { comp, tag, size } => (to(SIGNAL, comp, tag), words([size])),
+            Self::Notify { comp, tag, size } => (to(NOTIFY, comp, tag), words([size])),
             Self::RtsPut { comp, tag, request } => (to(RTS_PUT, comp, tag), request.encode()),
             Self::Get { comp, tag, request } => (to(GET, comp, tag), request.encode()),
             Self::Pieces { rx, request } => (Header([PIECES, rx]), request.encode()),
@@ -127,7 +127,7 @@ impl Control {
         let [word, name] = header.0;
         let kind = word & 0xff;
         let comp = match kind {
-            SIGNAL | RTS_PUT | GET => addressed(word),
+            NOTIFY | RTS_PUT | GET => addressed(word),
             _ => (word == kind).then_some(RemoteComp(0)),
         };
         let comp = comp.ok_or_else(|| unknown(header))?;
@@ -154,9 +154,9 @@ impl Control {
                 let [limit] = read(payload)?;
                 Self::Grant { tx: name, limit }
             }
-            WRITTEN => {
+            FIN_WRITE => {
                 let [at] = read(payload)?;
-                Self::Written { rx: name, at }
+                Self::FinWrite { rx: name, at }
             }
             UNWRITTEN => {
                 let [at] = read(payload)?;
@@ -168,9 +168,9 @@ impl Control {
                 let (split, turn) = ((split >> 32) as u32, split as u32);
                 Self::Help { tx: name, wanted: HelpWanted { addr, split, turn } }
             }
-            SIGNAL => {
+            NOTIFY => {
                 let [size] = read(payload)?;
-                Self::Signal { comp, tag, size }
+                Self::Notify { comp, tag, size }
             }
             RTS_PUT => Self::RtsPut { comp, tag, request: Request::decode(payload)? },
             GET => Self::Get { comp, tag, request: Request::decode(payload)? },
@@ -428,10 +428,10 @@ mod tests {
                 Control::CtsWrite { tx: a, rx: c, place },
                 Control::CtsChunk { tx: b, rx: c, window: Window { at, len, place } },
                 Control::Grant { tx: a, limit: b },
-                Control::Written { rx: a, at: b },
+                Control::FinWrite { rx: a, at: b },
                 Control::Unwritten { rx: a, at: b },
                 Control::Help { tx: c, wanted },
-                Control::Signal { comp, tag, size: a },
+                Control::Notify { comp, tag, size: a },
                 Control::RtsPut { comp, tag, request },
                 Control::Get { comp, tag, request },
                 Control::Pieces { rx: c, request },

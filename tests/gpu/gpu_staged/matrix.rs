@@ -91,7 +91,7 @@ fn found(role: &Role, by: u32) -> Vec<RemoteKey> {
 }
 
 /// Runs the role: rank 0 posts, rank 1 owns. For each pair of kinds and each length there are a
-/// message, and a put and a get, each with and without a signal.
+/// message, and a put and a get, each with and without a notification.
 pub(crate) fn every_pair(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
@@ -121,24 +121,24 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
     for (near, far, len, salt) in turns() {
         let (ground, rmr) = (&grounds[near], &rmrs[far]);
         let what = format!("{len} bytes between kind {near} and kind {far}");
-        let put = |salt: u64, signal: bool| {
+        let put = |salt: u64, notify: bool| {
             ground.fill(len, salt);
             let mut part = Some(ground.part(len));
             let status = over(runtime, |done| {
                 let post = runtime.post_put(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
-                if signal { post.remote_comp(name).submit() } else { post.submit() }
+                if notify { post.remote_comp(name).submit() } else { post.submit() }
             });
             let status = status.unwrap().ok().unwrap();
             assert_eq!((status.size, status.buffer.len()), (len, len), "{what}");
         };
-        let get = |salt: u64, signal: bool| {
+        let get = |salt: u64, notify: bool| {
             ground.poison(len);
             let mut part = Some(ground.part(len));
             let status = over(runtime, |done| {
                 let post = runtime.post_get(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
-                if signal { post.remote_comp(name).submit() } else { post.submit() }
+                if notify { post.remote_comp(name).submit() } else { post.submit() }
             });
             let status = status.unwrap().ok().unwrap();
             assert_eq!((status.size, status.buffer.len()), (len, len), "{what}");
@@ -177,13 +177,13 @@ fn owns(runtime: &Runtime, grounds: &[Ground], queue: &CompQueue) {
         assert!(queue.is_empty(), "nobody was to be told");
         ground.poison(len);
         runtime.barrier().unwrap();
-        let signal = told(runtime, queue);
-        assert_eq!((signal.size, signal.tag, signal.rank), (len, Tag(salt + 1), Rank(0)), "{what}");
+        let notice = told(runtime, queue);
+        assert_eq!((notice.size, notice.tag, notice.rank), (len, Tag(salt + 1), Rank(0)), "{what}");
         ground.check(len, salt + 1, &what);
         ground.fill(len, salt + 2);
         runtime.barrier().unwrap();
-        let signal = told(runtime, queue);
-        assert_eq!((signal.size, signal.tag), (len, Tag(salt + 2)), "{what}");
+        let notice = told(runtime, queue);
+        assert_eq!((notice.size, notice.tag), (len, Tag(salt + 2)), "{what}");
         ground.poison(len);
         let status = received(runtime, 0, ground.part(len), salt).unwrap().ok().unwrap();
         assert_eq!(status.size, len);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// gpu.md, streams rule 8.
 #[test]
-fn kernels_puts_signals_and_kernels_follow_each_other_round_a_ring_without_the_host() {
+fn kernels_puts_notifications_and_kernels_follow_each_other_round_a_ring_without_the_host() {
     let _watchdog = Watchdog::over("ring");
     for (ranks, kind) in [(2, 2), (3, 2), (2, 1)] {
         Ranks::start("gpu_streams::ring", ranks, &[kind, 0]).succeed();
@@ -61,8 +61,8 @@ fn kernel(stream: &Arc<dyn Stream>, to: RegionSlice, from: RegionSlice) -> Trans
 
 /// Runs the role: each rank starts a piece on its way round. In a step a kernel writes down the
 /// piece that has come, and another makes the one to be passed on. A put brings that to the next
-/// rank, and its signal lets that rank's stream go on. The host gives all of it to the stream, and
-/// makes progress.
+/// rank, and its notification lets that rank's stream go on. The host gives all of it to the
+/// stream, and makes progress.
 pub(crate) fn ring(role: &Role) {
     let [kind, shared] = role.words[..] else { panic!("two words") };
     let runtime = role.runtime(settings());

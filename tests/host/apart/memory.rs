@@ -72,11 +72,11 @@ pub(crate) fn put_and_got(me: &Me) {
                 // Of the put: what is told first. The get's may be here, too.
                 let mut expected = guarded.slice().to_vec().unwrap();
                 let place = offset as usize..offset as usize + size;
-                assert!(expected[place.clone()] == bytes, "{size}: the signal was early");
+                assert!(expected[place.clone()] == bytes, "{size}: the notification was early");
                 until(me.all(), || told.count() > 1);
-                let signals: Vec<_> = told.take().iter().map(|s| (s.rank, s.tag, s.size)).collect();
-                let signal = |tag| (me.peer, Tag(tag), size);
-                assert_eq!(signals, [signal(seed), signal(seed | 1 << 32)]);
+                let notices: Vec<_> = told.take().iter().map(|s| (s.rank, s.tag, s.size)).collect();
+                let notice = |tag| (me.peer, Tag(tag), size);
+                assert_eq!(notices, [notice(seed), notice(seed | 1 << 32)]);
                 expected.splice(place, bytes.clone());
                 guarded.assert_holds(&expected);
             };

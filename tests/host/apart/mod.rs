@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `messages` | operation × completion × matching × size × buffer, in all pairs, both ways |
 //! | `order` | many messages both ways at once come in the order in which they were sent; floods |
-//! | `memory` | puts, gets, signals, atomic operations, flushes, and a registration that ends |
+//! | `memory` | puts, gets, notifications, atomic operations, flushes; a registration that ends |
 //! | `together` | barriers, allgathers, broadcasts |
 //! | `ends` | messages that are too long, and a rank that goes |
 

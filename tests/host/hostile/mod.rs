@@ -43,7 +43,7 @@ const INLINE: u8 = 1;
 /// Kinds of control messages of large messages, in a header.
 const FIN: u64 = 14;
 const GRANT: u64 = 11;
-const WRITTEN: u64 = 12;
+const FIN_WRITE: u64 = 12;
 const PIECES: u64 = 19;
 const CHUNK: u8 = 2;
 

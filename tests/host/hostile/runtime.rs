@@ -102,7 +102,7 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
 #[test]
 fn a_control_message_that_cannot_be_read_ends_all_operations_with_its_sender() {
     let _watchdog = Watchdog::over("control messages");
-    for kind in [FIN, GRANT, WRITTEN] {
+    for kind in [FIN, GRANT, FIN_WRITE] {
         let mut job = Job3::new(GEOMETRY);
         let over = Sink::keeping();
         let posted = job.ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over).try_submit();

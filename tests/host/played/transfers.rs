@@ -109,7 +109,7 @@ fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
     assert!(recv.unwrap().is_posted());
     // Two threads may receive them, so that the first is handled last.
     play.peer.sends([FIN, rx], &[BROKEN, 0, 0]);
-    play.peer.sends([WRITTEN, rx], &[0]);
+    play.peer.sends([FIN_WRITE, rx], &[0]);
     play.peer.sends([UNWRITTEN, rx], &[0]);
     play.peer.sends([SEND | 3 << 8, 2], &[99]);
     let errors = until_with_errors(&play.ranks, || next.count() > 0);

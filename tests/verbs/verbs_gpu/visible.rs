@@ -17,13 +17,13 @@ enum Way {
     Message,
     Put,
     SmallPut,
-    SignalledPut,
+    NotifyingPut,
     Flush,
     Get,
 }
 
 const WAYS: [Way; 6] =
-    [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
+    [Way::Message, Way::Put, Way::SmallPut, Way::NotifyingPut, Way::Flush, Way::Get];
 
 /// Creates a ground whose NICs hold back what they write to GPUs until they are flushed, or read
 /// from.
@@ -60,19 +60,19 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
             ground.get(&target, &rmr);
             (there(&target), ground.flushes(0) > flushes)
         }
-        Way::Put | Way::SmallPut | Way::SignalledPut | Way::Flush => {
+        Way::Put | Way::SmallPut | Way::NotifyingPut | Way::Flush => {
             let target = ground.empty(1, Place::Gpu, len);
             let rmr = ground.known(&target);
             let flushes = ground.flushes(1);
             // What is small is not registered, if it is no region.
             let mut put = ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink);
             let told = Sink::new(Sort::Queue);
-            if way == Way::SignalledPut {
+            if way == Way::NotifyingPut {
                 put = put.remote_comp(ranks[1].register_comp(&told).unwrap());
             }
             put.submit().unwrap();
             match way {
-                Way::SignalledPut => {
+                Way::NotifyingPut => {
                     until(ranks, || told.count() == 1);
                     assert!(told.take()[0].error.is_none());
                 }
@@ -101,7 +101,7 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
         let (there, flushed) = arrive(&ground, way);
         assert!(there, "{way:?}: it was told too early");
         // The initiator of a put has followed it by a read, so the owner does not flush.
-        let by_owner = matches!(way, Way::Message | Way::SignalledPut | Way::Get);
+        let by_owner = matches!(way, Way::Message | Way::NotifyingPut | Way::Get);
         assert!(flushed || !by_owner, "{way:?}: nobody has flushed");
     }
 }

@@ -46,9 +46,9 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
             bytes == pattern(round, LEN)[..len],
             "round {round}: the owner was told, and asked again"
         );
-        let signals: Vec<_> =
+        let notifications: Vec<_> =
             told.take().iter().map(|status| (status.rank, status.tag, status.size)).collect();
-        assert_eq!(signals, [(Rank(0), Tag(round), len)]);
+        assert_eq!(notifications, [(Rank(0), Tag(round), len)]);
     }
 }
 

@@ -105,7 +105,7 @@ fn writes_in_any_order_are_seen_before_anybody_is_told_of_them() {
         until(&ranks, || told.count() == 1);
         assert!(
             region.slice(3, len).unwrap().to_vec().unwrap() == bytes,
-            "{len}: the signal was early"
+            "{len}: the notification was early"
         );
         let arrived = Sink::keeping();
         let _ = ranks[1]

@@ -32,7 +32,7 @@ pub struct Atomic<'a> {
 
 impl<'a> Atomic<'a> {
     fn new(rmr: &'a RemoteKey, offset: u64, operation: Operation) -> Self {
-        Self { place: Place { rmr, offset, signal: None }, operation, has_waited: false }
+        Self { place: Place { rmr, offset, notify: None }, operation, has_waited: false }
     }
 }
 

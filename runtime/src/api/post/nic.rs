@@ -70,16 +70,16 @@ impl<K> Post<'_, K> {
         Ok(Some(RemotePlace { addr: at.addr.wrapping_add(offset), key: at.key }))
     }
 
-    /// Gives an operation to the link, and notes the owner's object to signal at its end.
+    /// Gives an operation to the link, and notes the owner's object to notify at its end.
     pub(super) fn give<'b>(
         &self,
         link: &dyn Link,
-        (size, signal): (usize, Option<RemoteComp>),
+        (size, notify): (usize, Option<RemoteComp>),
         comp: Option<&Arc<dyn Completion>>,
         op: impl FnOnce(OpToken) -> Op<'b>,
     ) -> Result<Given, PostError> {
         let device = self.device_inner();
-        let notify = signal.map(|signal| (signal, self.desc.tag));
+        let notify = notify.map(|comp| (comp, self.desc.tag));
         let next = Next::Memory { name: device.transfers.now(), notify };
         let on_link = OnLink { op: self.desc.context(size, comp.cloned()), next };
         let Ok(token) = device.outstanding.insert(on_link) else {
@@ -133,8 +133,7 @@ impl Post<'_, Put<'_>> {
         let Some(to) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);
         let slot = &mut buffer;
-        let size_and_signal = (size, None);
-        let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Put {
+        let outcome = self.give(&*linked.link, (size, None), comp, move |token| Op::Put {
             to,
             buffer: slot,
             token,
@@ -169,8 +168,7 @@ impl Post<'_, Get<'_>> {
         let slot = &mut buffer;
         // The owner is notified after the bytes are here, and not by a message behind the request.
         // A NIC that missed the answer repeats the read, and gets the bytes of that later time.
-        let size_and_signal = (size, place.signal);
-        let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Get {
+        let outcome = self.give(&*linked.link, (size, place.notify), comp, move |token| Op::Get {
             from,
             buffer: slot,
             token,

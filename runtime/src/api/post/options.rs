@@ -91,7 +91,7 @@ pub struct Post<'a, K> {
 }
 
 /// A kind of operation that tells a completion object of the other rank: with an active message, or
-/// by the signal of a put or get.
+/// by the notification of a put or get.
 pub trait Tells: Kind {
     /// Names the object.
     #[doc(hidden)]
@@ -105,12 +105,12 @@ impl<K: Tells> Post<'_, K> {
         self
     }
 
-    /// Sets the completion object of the other rank to signal. For an active message, when it
+    /// Sets the completion object of the other rank to notify. For an active message, when it
     /// arrives, in place of the first named one. For a put, when every byte is visible there. For
     /// a get, when the bytes have been read.
     ///
-    /// The signal of a put or a get may come before messages that were sent earlier, if their
-    /// receiver has no room for them.
+    /// The notification of a put or a get may come before messages that were sent earlier, if
+    /// their receiver has no room for them.
     pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
         self.kind.tell(comp);
         self

@@ -51,12 +51,12 @@ pub(super) enum What {
 pub(super) struct Remote {
     rmr: RemoteKey,
     offset: u64,
-    signal: Option<RemoteComp>,
+    notify: Option<RemoteComp>,
 }
 
 impl Remote {
     pub(super) fn of(place: &Place<'_>) -> Self {
-        Self { rmr: place.rmr.clone(), offset: place.offset, signal: place.signal }
+        Self { rmr: place.rmr.clone(), offset: place.offset, notify: place.notify }
     }
 
     /// Returns `true` if a NIC does the atomic operations there.
@@ -65,7 +65,7 @@ impl Remote {
     }
 
     fn place(&self) -> Place<'_> {
-        Place { rmr: &self.rmr, offset: self.offset, signal: self.signal }
+        Place { rmr: &self.rmr, offset: self.offset, notify: self.notify }
     }
 }
 

@@ -87,7 +87,7 @@ impl<K> Post<'_, K> {
         order.check_memory(kind).map_err(untaken)?;
         let near = order.gpu().map_err(untaken)?;
         let remote = self.remote(place, size as u64, gpu.or(near.as_ref())).map_err(untaken)?;
-        if self.waits_to_notify(place.signal) {
+        if self.waits_to_notify(place.notify) {
             return Ok(BUSY);
         }
         if let Some((region, at)) = remote

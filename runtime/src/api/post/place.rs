@@ -12,12 +12,12 @@ use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 
-/// A place in another rank's memory, and the object to signal there.
+/// A place in another rank's memory, and the object to notify there.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) rmr: &'a RemoteKey,
     pub(super) offset: u64,
-    pub(super) signal: Option<RemoteComp>,
+    pub(super) notify: Option<RemoteComp>,
 }
 
 impl<K> Post<'_, K> {
@@ -130,9 +130,9 @@ impl<K> Post<'_, K> {
     /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
     /// too many notifications, or this rank has not listened for long.
     #[inline(always)]
-    pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
+    pub(super) fn waits_to_notify(&self, notify: Option<RemoteComp>) -> bool {
         let deaf = &self.device_inner().deaf;
-        signal.is_some()
+        notify.is_some()
             && (deaf.has_to_listen() || deaf.was_refused())
             && self.has_to_wait_to_notify()
     }

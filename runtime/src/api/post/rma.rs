@@ -53,7 +53,7 @@ impl Runtime {
         rmr: &'a RemoteKey,
         offset: u64,
     ) -> PostPut<'a> {
-        let place = Place { rmr, offset, signal: None };
+        let place = Place { rmr, offset, notify: None };
         Post::new(self, rank, Tag::default(), Put { buffer: Some(buffer.into()), place })
     }
 
@@ -66,7 +66,7 @@ impl Runtime {
         rmr: &'a RemoteKey,
         offset: u64,
     ) -> PostGet<'a> {
-        let place = Place { rmr, offset, signal: None };
+        let place = Place { rmr, offset, notify: None };
         Post::new(self, rank, Tag::default(), Get { buffer: Some(buffer.into()), place })
     }
 }
@@ -78,7 +78,7 @@ impl<K> Post<'_, K> {
 
     /// Tells the owner's completion object, if one was named.
     pub(super) fn tell(&self, device: &Port, place: &Place<'_>, size: usize) {
-        if let Some(comp) = place.signal {
+        if let Some(comp) = place.notify {
             tell(&self.runtime.0, device, self.desc.rank, (comp, self.desc.tag), size);
         }
     }
@@ -104,7 +104,7 @@ impl<K> Post<'_, K> {
                     transfer,
                     op: self.desc.context(size, comp.cloned()),
                     gives_source,
-                    signal: place.signal,
+                    notify: place.notify,
                     name: self.device_inner().transfers.now(),
                     owed: None,
                 };
@@ -148,7 +148,7 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// Signals a completion object of another rank after a put or a get of its memory.
+/// Notifies a completion object of another rank of a put or a get of its memory.
 pub(super) fn tell(
     runtime: &Core,
     device: &Port,
@@ -157,7 +157,7 @@ pub(super) fn tell(
     size: usize,
 ) {
     device.deaf.sent(0);
-    device.control(runtime, rank, Control::Signal { comp, tag, size: size as u64 });
+    device.control(runtime, rank, Control::Notify { comp, tag, size: size as u64 });
 }
 
 impl<K> Post<'_, K> {
@@ -208,7 +208,7 @@ impl<K> Post<'_, K> {
 
 impl Tells for Put<'_> {
     fn tell(&mut self, comp: RemoteComp) {
-        self.place.signal = Some(comp);
+        self.place.notify = Some(comp);
     }
 }
 
@@ -270,7 +270,7 @@ impl Post<'_, Put<'_>> {
         let Some(buffer) = self.kind.buffer.as_ref() else { return Err(PostError::Spent) };
         let size = buffer.len();
         let remote = self.remote(&place, size as u64, buffer.gpu())?;
-        if self.waits_to_notify(place.signal) {
+        if self.waits_to_notify(place.notify) {
             return Ok(BUSY);
         }
         if let Some((region, at)) = remote
@@ -328,7 +328,7 @@ impl Post<'_, Put<'_>> {
                 },
             );
         }
-        let (notified, tag) = (place.signal.unwrap_or(NOBODY), self.desc.tag);
+        let (notified, tag) = (place.notify.unwrap_or(NOBODY), self.desc.tag);
         let request = self.request(place, size as u64);
         let operation = self.desc.context(size, comp.cloned());
         device.request(&self.runtime.0, operation, owned, |name, addr| Control::RtsPut {
@@ -357,7 +357,7 @@ impl Post<'_, Put<'_>> {
             transfer,
             op,
             gives_source: true,
-            signal: place.signal,
+            notify: place.notify,
             name: device.transfers.now(),
             owed: None,
         });
@@ -431,7 +431,7 @@ fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
 
 impl Tells for Get<'_> {
     fn tell(&mut self, comp: RemoteComp) {
-        self.place.signal = Some(comp);
+        self.place.notify = Some(comp);
     }
 }
 
@@ -482,7 +482,7 @@ impl Post<'_, Get<'_>> {
             return Err(PostError::ReadOnly("Bytes"));
         }
         let remote = self.remote(&place, size as u64, near.as_ref())?;
-        if self.waits_to_notify(place.signal) {
+        if self.waits_to_notify(place.notify) {
             return Ok(BUSY);
         }
         if let Some((region, at)) = remote
@@ -533,7 +533,7 @@ impl Post<'_, Get<'_>> {
             }
             let buffer = given.take().unwrap_or_default();
             let op = self.desc.context(size, comp.cloned());
-            let (notified, tag) = (place.signal.unwrap_or(NOBODY), self.desc.tag);
+            let (notified, tag) = (place.notify.unwrap_or(NOBODY), self.desc.tag);
             let request = self.request(place, size as u64);
             device.get(&self.runtime.0, (buffer, op), Ask::Get { comp: notified, tag, request });
             return Ok(Outcome::Posted);

@@ -16,7 +16,7 @@
 //! ```text
 //!   ◄────────────── CTS-write (tx, rx, place)
 //!   the NIC writes all of it
-//!   written (rx) ─────────────────────►  on the same link, and so behind the bytes
+//!   FIN-write (rx) ───────────────────►  on the same link, and so behind the bytes
 //!                                        or, where this NIC does not reach the sender's bytes:
 //!   unwritten (rx) ───────────────────►  grants the fragments that it has room for
 //! ```
@@ -26,7 +26,7 @@
 //! ```text
 //!   ◄────────────── CTS-chunk (tx, rx, window)     two at a time on each NIC
 //!   the NIC writes the window
-//!   written (rx, at) ─────────────────►  shows the next
+//!   FIN-write (rx, at) ───────────────►  shows the next
 //!                                        or, from where this NIC does not reach the bytes:
 //!   unwritten (rx, from) ─────────────►  has the rest sent in fragments
 //!                                        or, from where the receiver's NIC takes no more:

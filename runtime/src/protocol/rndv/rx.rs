@@ -78,7 +78,7 @@ pub(crate) enum RxEvent {
     /// An engine has failed: the bytes cannot be placed.
     Lost,
     /// The NIC has written all of it, or the chunk at `at`.
-    Written { at: u64 },
+    FinWrite { at: u64 },
     /// The NIC writes no byte from `at` on.
     Unwritten { at: u64 },
     /// A chunk was shown to the NIC.
@@ -194,7 +194,7 @@ impl Rx {
                 self.drops = true;
                 self.look(actions);
             }
-            RxEvent::Written { at } => self.written(at, limits, actions)?,
+            RxEvent::FinWrite { at } => self.fin_write(at, limits, actions)?,
             RxEvent::Unwritten { at } => self.unwritten(at, limits, actions)?,
             RxEvent::Shown { at, len, place } => {
                 if let Method::Chunks(shown) = &mut self.method {
@@ -343,8 +343,8 @@ impl Rx {
         }
     }
 
-    /// Handles the end of a write.
-    fn written(
+    /// Handles the FIN of a write.
+    fn fin_write(
         &mut self,
         at: u64,
         limits: &Limits,

@@ -263,7 +263,7 @@ impl World {
             }
             OnWire::Control(control) => {
                 let event = match control {
-                    Control::Written { at, .. } => RxEvent::Written { at },
+                    Control::FinWrite { at, .. } => RxEvent::FinWrite { at },
                     Control::Unwritten { at, .. } => RxEvent::Unwritten { at },
                     Control::Fin { verdict, .. } => RxEvent::Fin(verdict),
                     other => panic!("{other:?}"),
@@ -449,7 +449,7 @@ fn a_sender_that_breaks_the_protocol_is_found_out() {
     }
     for (way, at) in [(whole, 10), (chunks, 20), (Some(Way::Fragments), 0), (Some(Way::Copied), 0)]
     {
-        assert!(broken(on(way, RxEvent::Written { at })), "{way:?}");
+        assert!(broken(on(way, RxEvent::FinWrite { at })), "{way:?}");
         assert!(broken(on(way, RxEvent::Unwritten { at })), "{way:?}");
     }
     let fin = |verdict| on(Some(Way::Fragments), RxEvent::Fin(verdict));

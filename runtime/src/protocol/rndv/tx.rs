@@ -204,7 +204,7 @@ impl Tx {
             TxEvent::WholeGiven => {
                 if let Method::Whole { rx, .. } = self.method {
                     // On the same link, so behind the bytes.
-                    actions.push_back(TxAction::Send(Control::Written { rx, at: 0 }));
+                    actions.push_back(TxAction::Send(Control::FinWrite { rx, at: 0 }));
                     actions.push_back(TxAction::Leave);
                 }
             }
@@ -212,7 +212,7 @@ impl Tx {
                 if let Method::Chunks(chunks) = &mut self.method {
                     let rx = chunks.rx;
                     if let Some(at) = chunks.given(len, in_order) {
-                        actions.push_back(TxAction::Send(Control::Written { rx, at: at as u64 }));
+                        actions.push_back(TxAction::Send(Control::FinWrite { rx, at: at as u64 }));
                     }
                     self.go_on(limits, actions);
                 }
@@ -226,7 +226,7 @@ impl Tx {
                 if let Method::Chunks(chunks) = &mut self.method {
                     let rx = chunks.rx;
                     if let Some(at) = chunks.over(at, failed) {
-                        actions.push_back(TxAction::Send(Control::Written { rx, at: at as u64 }));
+                        actions.push_back(TxAction::Send(Control::FinWrite { rx, at: at as u64 }));
                     }
                     self.go_on(limits, actions);
                 }

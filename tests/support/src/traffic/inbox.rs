@@ -26,7 +26,7 @@ pub struct Inbox {
     /// Counts all arrivals.
     pub activity: AtomicU64,
     pub am: RemoteComp,
-    pub signal: RemoteComp,
+    pub notification: RemoteComp,
 }
 
 impl Inbox {
@@ -37,7 +37,7 @@ impl Inbox {
             peers: (0..runtime.size()).map(|_| Mutex::default()).collect(),
             activity: AtomicU64::new(0),
             am: reserved,
-            signal: RemoteComp(reserved.0 + 1),
+            notification: RemoteComp(reserved.0 + 1),
         });
         let scripts: Vec<_> =
             (0..runtime.size()).map(|from| Script::new(plan, from, me, lane)).collect();
@@ -46,8 +46,8 @@ impl Inbox {
         let message = Handler::new(move |status| here.message(&script(&status), &status));
         runtime.register_comp_at(inbox.am, &message).unwrap();
         let here = inbox.clone();
-        let signal = Handler::new(move |status| here.note(status.rank.0, status.tag.0));
-        runtime.register_comp_at(inbox.signal, &signal).unwrap();
+        let notification = Handler::new(move |status| here.note(status.rank.0, status.tag.0));
+        runtime.register_comp_at(inbox.notification, &notification).unwrap();
         inbox
     }
 

@@ -379,7 +379,7 @@ impl<'a> Lane<'a> {
         let (ended, context) = (self.ended.clone(), UserContext(self.next));
         let rmr = &self.at.theirs[rank.0 as usize][region];
         let mut put = self.at.runtime.post_put(rank, buffer, rmr, self.place(slot));
-        put = put.remote_comp(self.inbox.signal).tag(Tag(step.number));
+        put = put.remote_comp(self.inbox.notification).tag(Tag(step.number));
         let outcome = put.comp(&ended).device(self.device).user_context(context).try_submit();
         let begun = self.begun(at, step, What::Put(slot), outcome);
         let peer = &mut self.peers[at];
@@ -403,7 +403,7 @@ impl<'a> Lane<'a> {
         let (ended, context) = (self.ended.clone(), UserContext(self.next));
         let rmr = &self.at.theirs[rank.0 as usize][region_of(step)];
         let mut get = self.at.runtime.post_get(rank, buffer, rmr, self.place(slot));
-        get = get.remote_comp(self.inbox.signal).tag(Tag(step.number | GET));
+        get = get.remote_comp(self.inbox.notification).tag(Tag(step.number | GET));
         let outcome = get.comp(&ended).device(self.device).user_context(context).try_submit();
         if !self.begun(at, step, What::Get(slot), outcome) {
             self.peers[at].due.push((step, slot));

@@ -9,7 +9,7 @@ pub enum Kind {
     Send,
     /// An active message.
     Am,
-    /// A put with signal, and then a get with signal of what was put.
+    /// A put with notification, and then a get with notification of what was put.
     Put { mapped: bool },
     /// An addition to a word.
     Add { mapped: bool },

@@ -30,7 +30,7 @@ pub(in crate::api::post) enum Started {
 impl Post<'_, Batch<'_>> {
     /// Begins it, in its order if it has one.
     pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Outcome, PostError> {
-        if self.waits_to_notify(self.kind.signal) {
+        if self.waits_to_notify(self.kind.notify) {
             return Ok(BUSY);
         }
         if let Some(order) = &self.order
@@ -77,7 +77,7 @@ impl Post<'_, Batch<'_>> {
         let plan = self.plan(None)?;
         if plan.is_at_once() {
             self.copy_all(&plan).map_err(PostError::Memory)?;
-            if let Some(name) = self.kind.signal {
+            if let Some(name) = self.kind.notify {
                 tell(
                     &self.runtime.0,
                     self.device_inner(),
@@ -160,7 +160,7 @@ impl Post<'_, Batch<'_>> {
                 transfer,
                 op: self.desc.context(join.op.size, Some(join.clone())),
                 gives_source: self.kind.is_put,
-                signal: None,
+                notify: None,
                 name: device.transfers.now(),
                 owed: None,
             };
@@ -203,7 +203,7 @@ impl Post<'_, Batch<'_>> {
             op: self.desc.context(size, comp.cloned()),
             runtime: Arc::downgrade(&self.runtime.0),
             device: self.device_inner().index,
-            signal: self.kind.signal,
+            notify: self.kind.notify,
             shares: Mutex::default(),
         })
     }

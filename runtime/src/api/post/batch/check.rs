@@ -89,7 +89,7 @@ impl<'a> Post<'_, Batch<'a>> {
     /// Returns `true` if a batch can begin and complete at once, as far as known without a plan.
     pub(super) fn all_at_once(&self) -> bool {
         let one = |local: &Region, rmr: &RemoteKey| {
-            self.ends_at_once(&Place { rmr, offset: 0, signal: None }, local.kind())
+            self.ends_at_once(&Place { rmr, offset: 0, notify: None }, local.kind())
         };
         self.order.is_none()
             && match self.kind.many {
@@ -119,7 +119,7 @@ impl<'a> Post<'_, Batch<'a>> {
         count: usize,
     ) -> Result<Way<'a>, PostError> {
         local.recheck().map_err(PostError::Freed)?;
-        let place = Place { rmr, offset: 0, signal: None };
+        let place = Place { rmr, offset: 0, notify: None };
         let mapped = self.remote(&place, 0, local.gpu().or(near))?;
         let other = mapped.map_or(MemKind::Host, |(region, _)| region.kind());
         check_kinds(other, local.kind()).map_err(PostError::Memory)?;

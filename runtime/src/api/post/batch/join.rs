@@ -10,15 +10,15 @@ use carrack_transports::mem::Buffer;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Weak;
 
-/// The completion object of a batch's parts. After the last part it signals the other rank, if no
-/// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
-/// so that the batch cannot complete before all have begun.
+/// The completion object of a batch's parts. After the last part it notifies the other rank, if no
+/// part has failed, and signals the batch's own object. The thread that begins the parts has a
+/// share, too, so that the batch cannot complete before all have begun.
 pub(in crate::api::post) struct Join {
     pub(super) op: OpContext,
     pub(super) runtime: Weak<Core>,
     /// The number of the device.
     pub(super) device: u32,
-    pub(super) signal: Option<RemoteComp>,
+    pub(super) notify: Option<RemoteComp>,
     pub(super) shares: Mutex<Shares>,
 }
 
@@ -59,7 +59,7 @@ impl Join {
         self.shares().error.is_some()
     }
 
-    /// Removes a share. After the last one it signals the other rank, if no part has failed.
+    /// Removes a share. After the last one it notifies the other rank, if no part has failed.
     /// Returns the status for the batch's completion object.
     pub(super) fn release(&self, error: Option<OpError>) -> Option<Status> {
         let error = {
@@ -72,7 +72,7 @@ impl Join {
             shares.error.take()
         };
         let OpContext { rank, tag, size, .. } = self.op;
-        if let (None, Some(comp), Some(runtime)) = (&error, self.signal, self.runtime.upgrade())
+        if let (None, Some(comp), Some(runtime)) = (&error, self.notify, self.runtime.upgrade())
             && let Some(device) = runtime.devices().get(self.device as usize).cloned()
         {
             tell(&runtime, &device.0, rank, (comp, tag), size);
@@ -123,7 +123,7 @@ mod tests {
             },
             runtime: Weak::new(),
             device: 0,
-            signal: None,
+            notify: None,
             shares: Mutex::default(),
         }
     }

@@ -15,7 +15,7 @@
 //! blocks, one call for each of those. Between host memory the CPU copies the pieces in a loop.
 //! Small pieces that their owner has to reach go many in one message. All others (long ones, and
 //! those for a NIC) go as a put or get for each piece, or for each row of a strided block. The
-//! signal follows after all have completed.
+//! notification follows after all have completed.
 
 mod apart;
 mod begin;
@@ -68,7 +68,7 @@ impl Piece<'_> {
 pub struct Batch<'a> {
     many: Many<'a>,
     is_put: bool,
-    signal: Option<RemoteComp>,
+    notify: Option<RemoteComp>,
 }
 
 #[derive(Clone, Copy)]
@@ -98,14 +98,14 @@ impl StridedPair<'_> {
 
 impl Runtime {
     /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one
-    /// completion, and one signal ([`remote_comp`](Post::remote_comp)), which is told how many
-    /// bytes there were in all.
+    /// completion, and one notification ([`remote_comp`](Post::remote_comp)), which is told how
+    /// many bytes there were in all.
     ///
     /// It completes when all bytes are visible there. No two pieces may have a target byte in
     /// common. Their order is undefined: where both sides are this rank's memory, no piece may
     /// read what another one writes, which is not checked. The status holds no buffer: the batch
     /// keeps the memory alive until its end, and the program must not change it before. A batch of
-    /// no pieces completes at once, and signals.
+    /// no pieces completes at once, and notifies.
     ///
     /// ```
     /// # use carrack::{Piece, Rank, Runtime, buffer::Region};
@@ -129,15 +129,15 @@ impl Runtime {
     /// error. The piece reaches beyond its region on either side, or its region is of another rank
     /// or not registered any more. [`PostError::Overlap`] names two pieces that write the same
     /// bytes; the test covers each registration, but not two of the same memory. If an engine or
-    /// the peer fails later, the status has the error, no signal is given, and some pieces may be
-    /// written.
+    /// the peer fails later, the status has the error, no notification is sent, and some pieces
+    /// may be written.
     pub fn post_put_batch<'a>(&'a self, rank: Rank, pieces: &'a [Piece<'a>]) -> PostBatch<'a> {
         self.post_many(rank, true, Many::Pieces(pieces))
     }
 
     /// Fills pieces of this rank's memory from the memory of `rank`, as one operation: as
-    /// [`post_put_batch`](Self::post_put_batch), the other way. The signal says that the memory has
-    /// been read.
+    /// [`post_put_batch`](Self::post_put_batch), the other way. The notification says that the
+    /// memory has been read.
     ///
     /// # Errors
     /// As there.
@@ -179,13 +179,13 @@ impl Runtime {
     }
 
     fn post_many<'a>(&'a self, rank: Rank, is_put: bool, many: Many<'a>) -> PostBatch<'a> {
-        Post::new(self, rank, Tag::default(), Batch { many, is_put, signal: None })
+        Post::new(self, rank, Tag::default(), Batch { many, is_put, notify: None })
     }
 }
 
 impl Tells for Batch<'_> {
     fn tell(&mut self, comp: RemoteComp) {
-        self.signal = Some(comp);
+        self.notify = Some(comp);
     }
 }
 
@@ -207,7 +207,7 @@ impl Kind for Batch<'_> {
 pub(super) struct Owned {
     many: OwnedMany,
     is_put: bool,
-    signal: Option<RemoteComp>,
+    notify: Option<RemoteComp>,
     pub(super) size: usize,
 }
 
@@ -230,7 +230,7 @@ impl Owned {
                 OwnedMany::Strided { local, ours: *ours, rmr, theirs: *theirs }
             }
         };
-        Self { many, is_put: batch.is_put, signal: batch.signal, size }
+        Self { many, is_put: batch.is_put, notify: batch.notify, size }
     }
 
     pub(super) fn is_put(&self) -> bool {
@@ -239,7 +239,7 @@ impl Owned {
 
     /// Does something with it as it was posted.
     pub(super) fn with<R>(&self, use_it: impl FnOnce(Batch<'_>) -> R) -> R {
-        let (is_put, signal) = (self.is_put, self.signal);
+        let (is_put, notify) = (self.is_put, self.notify);
         match &self.many {
             OwnedMany::Pieces(list) => {
                 let pieces: Vec<_> = list
@@ -251,11 +251,11 @@ impl Owned {
                         offset: *offset,
                     })
                     .collect();
-                use_it(Batch { many: Many::Pieces(&pieces), is_put, signal })
+                use_it(Batch { many: Many::Pieces(&pieces), is_put, notify })
             }
             OwnedMany::Strided { local, ours, rmr, theirs } => {
                 let many = Many::Strided(StridedPair { local, ours, rmr, theirs });
-                use_it(Batch { many, is_put, signal })
+                use_it(Batch { many, is_put, notify })
             }
         }
     }
@@ -264,6 +264,6 @@ impl Owned {
 impl Batch<'_> {
     /// Returns a batch of no pieces, by which the rest of another batch goes on.
     pub(super) fn nothing() -> Self {
-        Self { many: Many::Pieces(&[]), is_put: true, signal: None }
+        Self { many: Many::Pieces(&[]), is_put: true, notify: None }
     }
 }

@@ -114,7 +114,7 @@ impl Post<'_, Batch<'_>> {
         is_put: bool,
         comp: &Arc<dyn Completion>,
     ) -> Result<Outcome, PostError> {
-        let place = Place { rmr: &single.rmr, offset: single.offset, signal: None };
+        let place = Place { rmr: &single.rmr, offset: single.offset, notify: None };
         let buffer = Buffer::Region(single.local.clone());
         if is_put {
             let kind = Put { buffer: Some(SendBuffer::Owned(buffer)), place };

@@ -1,9 +1,9 @@
 //! Active messages whose place is memory of a GPU.
 //!
 //! An engine copies each message into a packet there, which takes time. To deliver messages in
-//! order of arrival, each stands in the device's *line*, even if it needs no copy. Only the first
-//! one's engine is polled. A message without a packet cannot enter the line, and waits with its
-//! completion object (`undelivered`).
+//! order of arrival, each waits in the device's *reorder queue*, even if it needs no copy. Only the
+//! engine of the first one is polled. A message without a packet cannot enter the queue, and waits
+//! with its completion object (`undelivered`).
 
 use super::landing::Landing;
 use super::port::Port;
@@ -19,24 +19,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// An active message that waits for its turn.
-enum InLine {
+enum ReorderEntry {
     /// An engine is at it.
     Landing(Box<Landing>),
     /// Its bytes are in place; its object has to be signaled.
     There(Arc<dyn Completion>, Status),
 }
 
-/// An active message on its way into the line.
-pub(crate) enum Lined {
-    /// It stands there.
-    Up,
-    /// It need not enter the line: its object has to be signaled at once.
+/// The outcome for an active message that is to enter the reorder queue.
+pub(crate) enum Reordered {
+    /// It is in the queue.
+    Queued,
+    /// It need not enter the queue: its object has to be signaled at once.
     There(Status),
     /// There is no packet for it. The reason is given if there is no memory.
     NoRoom(Payload, Option<AllocError>),
 }
 
-impl InLine {
+impl ReorderEntry {
     /// Returns `true` if only the signal is left. Never blocks.
     fn is_there(&mut self) -> bool {
         match self {
@@ -81,63 +81,64 @@ impl InLine {
     }
 }
 
-/// The line of a device.
-pub(crate) struct Line(Waiting<VecDeque<InLine>>);
+/// The reorder queue of a device.
+pub(crate) struct ReorderQueue(Waiting<VecDeque<ReorderEntry>>);
 
-impl Line {
+impl ReorderQueue {
     pub(crate) fn new(chores: &Chores) -> Self {
-        Self(Waiting::for_progress(chores, Chore::Line))
+        Self(Waiting::for_progress(chores, Chore::Reorder))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds a message at the end, unless its bytes are in place and the line is empty.
-    fn add(&self, next: InLine) -> Lined {
-        let mut line = self.0.lock();
+    /// Adds a message at the end, unless its bytes are in place and the queue is empty.
+    fn add(&self, next: ReorderEntry) -> Reordered {
+        let mut queue = self.0.lock();
         match next {
-            InLine::There(_, status) if line.is_empty() => Lined::There(status),
+            ReorderEntry::There(_, status) if queue.is_empty() => Reordered::There(status),
             next => {
-                line.push_back(next);
-                self.0.set_count(line.len());
-                Lined::Up
+                queue.push_back(next);
+                self.0.set_count(queue.len());
+                Reordered::Queued
             }
         }
     }
 
     /// Takes the first message out, if only its signal is left.
     pub(crate) fn take_first(&self) -> Option<Ended> {
-        let mut line = self.0.try_lock()?;
-        if !line.front_mut().is_some_and(InLine::is_there) {
+        let mut queue = self.0.try_lock()?;
+        if !queue.front_mut().is_some_and(ReorderEntry::is_there) {
             return None;
         }
-        let first = line.pop_front()?;
-        self.0.set_count(line.len());
-        drop(line);
+        let first = queue.pop_front()?;
+        self.0.set_count(queue.len());
+        drop(queue);
         Some(first.end())
     }
 
-    /// Returns `true` if messages for this object stand in the line.
+    /// Returns `true` if messages for this object are in the queue.
     pub(crate) fn has_for(&self, comp: &Arc<dyn Completion>) -> bool {
         let object = object_of(comp);
-        let is_for =
-            |one: &InLine| one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object));
+        let is_for = |one: &ReorderEntry| {
+            one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object))
+        };
         !self.is_empty() && self.0.lock().iter().any(is_for)
     }
 }
 
 /// Each ends at its turn.
-impl Holder for Line {
+impl Holder for ReorderQueue {
     fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
         if matches!(why, Ending::Closing) {
-            ended.extend(self.0.take().into_iter().map(InLine::close));
+            ended.extend(self.0.take().into_iter().map(ReorderEntry::close));
         }
     }
 
     fn list(&self, list: &mut dyn FnMut(PendingOp)) {
-        let line = self.0.lock();
-        line.iter().filter_map(InLine::landing).for_each(|landing| list(landing.pending()));
+        let queue = self.0.lock();
+        queue.iter().filter_map(ReorderEntry::landing).for_each(|landing| list(landing.pending()));
     }
 
     fn count(&self) -> usize {
@@ -184,48 +185,48 @@ impl Port {
 
     /// Lets an engine copy an active message to the device's pool.
     #[cold]
-    pub(crate) fn line_up(
+    pub(crate) fn reorder(
         &self,
         (from, tag): (Rank, Tag),
         comp: &Arc<dyn Completion>,
         payload: Payload,
-    ) -> Lined {
+    ) -> Reordered {
         let size = payload.len();
         // Those without bytes need no packet, and are not to pile up either.
-        if self.line.count() >= self.pool.limit() {
-            return Lined::NoRoom(payload, None);
+        if self.reorder_queue.count() >= self.pool.limit() {
+            return Reordered::NoRoom(payload, None);
         }
         let next = match payload {
             Payload::Packet(packet) if packet.kind() == self.pool.kind() => {
-                InLine::There(comp.clone(), arrival(from, tag, size, Buffer::Packet(packet)))
+                ReorderEntry::There(comp.clone(), arrival(from, tag, size, Buffer::Packet(packet)))
             }
             payload if size == 0 => {
                 drop(payload);
-                InLine::There(comp.clone(), arrival(from, tag, size, Buffer::Empty))
+                ReorderEntry::There(comp.clone(), arrival(from, tag, size, Buffer::Empty))
             }
             payload => {
                 let place = match self.place_for(size) {
                     Ok(place) => place,
-                    Err(why) => return Lined::NoRoom(payload, why),
+                    Err(why) => return Reordered::NoRoom(payload, why),
                 };
                 let source = match self.source_of(payload) {
                     Ok(source) => source,
-                    Err(payload) => return Lined::NoRoom(payload, None),
+                    Err(payload) => return Reordered::NoRoom(payload, None),
                 };
                 match Transfer::start(place, source) {
                     Ok(transfer) => {
                         let op = OpContext::of_runtime(from, tag, size, Some(comp.clone()));
-                        InLine::Landing(Box::new(Landing::of_message(transfer, op)))
+                        ReorderEntry::Landing(Box::new(Landing::of_message(transfer, op)))
                     }
                     Err(refused) => {
                         let mut status = arrival(from, tag, size, refused.src);
                         status.error = Some(Box::new(OpError::Copy(refused.cause)));
-                        InLine::There(comp.clone(), status)
+                        ReorderEntry::There(comp.clone(), status)
                     }
                 }
             }
         };
-        self.line.add(next)
+        self.reorder_queue.add(next)
     }
 }
 
