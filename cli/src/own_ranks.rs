@@ -32,16 +32,10 @@ pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8
     run_job(&Job { env, ..Job::of_this_program(std::env::args_os().skip(1), ranks) })
 }
 
-/// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
-/// second one the texts, padded with zeros to the longest.
+/// Gathers the texts of all ranks, in the order of ranks.
 pub(crate) fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, Box<CollectiveError>> {
-    let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
-    let length = |bytes: Vec<u8>| bytes.try_into().map_or(0, u64::from_le_bytes);
-    let longest = lengths.into_iter().map(length).max().unwrap_or(0);
-    let mut padded = text.as_bytes().to_vec();
-    padded.resize(usize::try_from(longest).unwrap_or(0), 0);
-    let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    Ok(runtime.allgather(&padded)?.iter().map(text).collect())
+    let texts = runtime.allgatherv(text.as_bytes())?;
+    Ok(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect())
 }
 
 /// Returns the CPUs that this thread may use, in order; none when the kernel does not say.

@@ -665,7 +665,8 @@ fn a_packet_that_a_user_gave_for_a_large_message_comes_back_from_a_full_object<J
     let Some(Status { buffer: Buffer::Packet(packet), .. }) = statuses.pop() else {
         panic!("no packet")
     };
-    assert!(pool.owns(&packet) && packet.as_slice() == Some(&large[..]));
+    // The runtime's own packets are smaller.
+    assert!(packet.capacity() == 128 << 10 && packet.as_slice() == Some(&large[..]));
 }
 
 fn collectives_end_when_all_that_may_be_offered_is_held<J: Job>() {

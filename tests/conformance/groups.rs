@@ -359,6 +359,10 @@ fn a_collective_that_is_refused_in_a_handler_has_not_begun<J: Job>() {
             }
             let all = world.allgather(&me.0.to_le_bytes()).unwrap();
             assert_eq!(all, [0_u32, 1, 2].map(|rank| rank.to_le_bytes()));
+            // Zeros are bytes, and none is a number of bytes.
+            let of = |rank: usize| vec![0; [3, 0, 100_000][rank]];
+            let all = world.allgatherv(&of(me.0 as usize)).unwrap();
+            assert_eq!(all, [0, 1, 2].map(of));
         }
     });
 }

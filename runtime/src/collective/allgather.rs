@@ -21,6 +21,29 @@ impl Group {
         call.block(allgather(&call, mine.to_vec()))
     }
 
+    /// Returns each member's bytes, in the group's order. The numbers of bytes may differ.
+    ///
+    /// A first [`allgather`](Self::allgather) carries the lengths, a second one the bytes, padded
+    /// with zeros to the longest.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub fn allgatherv(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let lengths = self.allgather(&(mine.len() as u64).to_le_bytes())?;
+        let length = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_le_bytes);
+        let lengths: Vec<_> =
+            lengths.iter().map(|len| usize::try_from(length(len)).unwrap_or(usize::MAX)).collect();
+        let ranked = lengths.iter().copied().zip(self.ranks());
+        let (len, rank) = ranked.max_by_key(|(len, _)| *len).unwrap_or((0, Rank(0)));
+        let mut padded = Vec::new();
+        padded.try_reserve_exact(len).map_err(|_| CollectiveError::TooLong { rank, len })?;
+        padded.extend_from_slice(mine);
+        padded.resize(len, 0);
+        let mut all = self.allgather(&padded)?;
+        all.iter_mut().zip(lengths).for_each(|(bytes, len)| bytes.truncate(len));
+        Ok(all)
+    }
+
     /// Returns the future of an [`allgather`](Self::allgather). It takes its place among the
     /// group's operations when this is called.
     pub fn allgather_async<'g>(

@@ -26,28 +26,14 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn exchange_keys(&self, mine: &Mr) -> Result<Vec<RemoteKey>, CollectiveError> {
-        let mut bytes = mine.remote_key().to_bytes();
-        let len = (bytes.len() as u64).to_le_bytes();
-        let lengths = self.allgather(&len)?;
-        let lengths = lengths.iter().map(|len| match <[u8; 8]>::try_from(&len[..]) {
-            Ok(len) => usize::try_from(u64::from_le_bytes(len)).unwrap_or(usize::MAX),
-            Err(_) => 0,
-        });
-        let lengths: Vec<_> = lengths.collect();
-        // Keys are short, so a peer's length does not decide the memory that is allocated.
-        let longest = lengths.iter().copied().max().unwrap_or(0).min(LONGEST);
-        bytes.resize(longest, 0);
-        let keys = self.allgather(&bytes)?;
-        let key = |((bytes, len), rank): ((&Vec<u8>, usize), Rank)| {
-            let key = bytes.get(..len).and_then(|bytes| RemoteKey::from_bytes(bytes).ok());
-            key.ok_or(CollectiveError::Key { rank, len })
+        let keys = self.allgatherv(&mine.remote_key().to_bytes())?;
+        let key = |(bytes, rank): (&Vec<u8>, Rank)| {
+            let len = bytes.len();
+            RemoteKey::from_bytes(bytes).map_err(|_| CollectiveError::Key { rank, len })
         };
-        keys.iter().zip(lengths).zip(self.ranks()).map(key).collect()
+        keys.iter().zip(self.ranks()).map(key).collect()
     }
 }
-
-/// Bytes of the longest key: a key names a few transports, with a few words for each.
-const LONGEST: usize = 64 << 10;
 
 impl Runtime {
     /// Returns each rank's remote key, in the order of ranks: see [`Group::exchange_keys`].

@@ -37,6 +37,14 @@ impl Runtime {
         self.world().barrier()
     }
 
+    /// Returns each rank's bytes, of any number each: see [`Group::allgatherv`].
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub fn allgatherv(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        self.world().allgatherv(mine)
+    }
+
     /// Returns each rank's bytes, in the order of ranks: see [`Group::allgather`].
     ///
     /// # Errors

@@ -68,6 +68,17 @@ pub enum CollectiveError {
         /// Its bytes.
         len: usize,
     },
+    /// A rank contributed more bytes than this process has memory for.
+    #[error(
+        "allgather: {rank} contributed {len} bytes, for which this rank has no memory: contribute \
+        fewer bytes"
+    )]
+    TooLong {
+        /// The rank.
+        rank: Rank,
+        /// Its bytes.
+        len: usize,
+    },
     /// A rank contributed another number of bytes.
     #[error(
         "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the \

@@ -15,8 +15,24 @@ use rustix::fs::{Mode, OFlags};
 use std::any::Any;
 use std::fmt;
 use std::time::Duration;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"CFGEVT01");
+const MAGIC: &[u8; 8] = b"CFGEVT01";
+
+/// The bytes by which another process opens an event.
+#[derive(FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct EventName {
+    magic: [u8; 8],
+    pid: U64,
+    started: U64,
+    /// Where the maker's descriptor is found, and the file that it must be.
+    fd: U64,
+    dev: U64,
+    ino: U64,
+    rest: [u8; 16],
+}
 
 /// Offsets of the words: the records that were ordered, the last that was reached, and the flag of
 /// a failure.
@@ -62,12 +78,9 @@ impl FakeSharedEvent {
     /// Opens another process's event. The bytes may be arbitrary.
     pub(super) fn open(name: &[u8; 64]) -> Result<Self, GpuError> {
         let bad = |why: String| error("open_event", INVALID_HANDLE, why);
-        let mut numbers = name
-            .chunks_exact(8)
-            .map(|eight| u64::from_le_bytes(eight.try_into().unwrap_or([0; 8])));
-        let mut next = || numbers.next().unwrap_or(0);
-        let (magic, pid, started, fd, dev, ino) = (next(), next(), next(), next(), next(), next());
-        let pid = u32::try_from(pid).ok().filter(|_| magic == MAGIC);
+        let EventName { magic, pid, started, fd, dev, ino, .. } = zerocopy::transmute!(*name);
+        let (started, fd) = (started.get(), fd.get());
+        let pid = u32::try_from(pid.get()).ok().filter(|_| magic == *MAGIC);
         let pid =
             pid.ok_or_else(|| bad("these are not the bytes of an event of this driver".into()))?;
         let maker = Maker { pid, started };
@@ -92,7 +105,7 @@ impl FakeSharedEvent {
         let file = rustix::fs::open(&path, flags, Mode::empty())
             .map_err(|why| gone(format!("{path}: {why}")))?;
         let stat = rustix::fs::fstat(&file).map_err(|why| gone(format!("{path}: {why}")))?;
-        if (stat.st_dev, stat.st_ino) != (dev, ino) {
+        if (stat.st_dev, stat.st_ino) != (dev.get(), ino.get()) {
             return Err(gone(format!("{path} is another event")));
         }
         let words = Region::map_shared(&file, BYTES as u64).map_err(|why| gone(why.to_string()))?;
@@ -141,12 +154,15 @@ impl SharedEvent for FakeSharedEvent {
         let hint = "only the process that made an event can name it";
         let found = found.ok_or_else(|| error("handle", INVALID_VALUE, hint))?;
         let Maker { pid, started } = self.maker;
-        let numbers = [MAGIC, pid.into(), started, found.fd.into(), found.dev, found.ino, 0, 0];
-        let mut name = [0; 64];
-        for (to, from) in name.iter_mut().zip(numbers.into_iter().flat_map(u64::to_le_bytes)) {
-            *to = from;
-        }
-        Ok(name)
+        Ok(zerocopy::transmute!(EventName {
+            magic: *MAGIC,
+            pid: u64::from(pid).into(),
+            started: started.into(),
+            fd: u64::from(found.fd).into(),
+            dev: found.dev.into(),
+            ino: found.ino.into(),
+            rest: [0; 16],
+        }))
     }
 
     fn record(&self, stream: &dyn Stream) -> Result<(), GpuError> {

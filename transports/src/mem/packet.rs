@@ -90,10 +90,6 @@ impl Packet {
         Self { base, len: 0, slot, home }
     }
 
-    pub(super) fn is_of<H: PacketHome>(&self, home: &Arc<H>) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.home), Arc::as_ptr(home))
-    }
-
     /// Returns the number of bytes in use.
     #[inline]
     pub fn len(&self) -> usize {

@@ -109,11 +109,6 @@ impl PacketPool {
         Some(packet)
     }
 
-    /// Returns `true` if this pool gave the packet out.
-    pub fn owns(&self, packet: &Packet) -> bool {
-        packet.is_of(&self.0)
-    }
-
     /// Takes a packet that holds a copy of host memory. `None` as for
     /// [`take_with_len`](Self::take_with_len), and when either side is not host memory.
     #[inline]

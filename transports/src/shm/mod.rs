@@ -4,14 +4,14 @@
 //! |---|---|
 //! | [`segment`] | the memory: a sealed memfd with a ring, its chunks, and flags |
 //! | [`handshake`] | the messages by which a sender shows its segment to a receiver |
-//! | [`link`] | the sending side: inline into the ring, or through a chunk |
-//! | [`device`] | the receiving side, and the upkeep of both sides |
+//! | `link` | the sending side: inline into the ring, or through a chunk |
+//! | `device` | the receiving side, and the upkeep of both sides |
 //! | `pending` | a pending connection, from its call to its welcome |
-//! | [`inbound`] | the rings that lead here, and which of them polls look at |
+//! | `inbound` | the rings that lead here, and which of them polls look at |
 //! | `source` | the ring of one sender: its records, and the messages in them |
-//! | [`export`] | regions that peers map |
+//! | `export` | regions that peers map |
 //! | `settings` | the settings of this transport |
-//! | [`kernel_copy`] | copies from and to another process's memory by the kernel |
+//! | `kernel_copy` | copies from and to another process's memory by the kernel |
 //!
 //! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket,
 //! and gets the receiver's page of bells and its eventfd. From then on messages move by loads and
@@ -20,12 +20,12 @@
 //!
 //! Values that a peer can write are never trusted: see [`segment`] for the writer of each.
 
-pub mod device;
-pub mod export;
+mod device;
+pub(crate) mod export;
 pub mod handshake;
-pub mod inbound;
-pub mod kernel_copy;
-pub mod link;
+mod inbound;
+mod kernel_copy;
+mod link;
 #[cfg(test)]
 mod pair;
 mod pending;

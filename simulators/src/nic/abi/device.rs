@@ -434,22 +434,6 @@ pub(super) unsafe extern "C" fn query_gid_table(
     written.cast_signed()
 }
 
-pub(super) unsafe extern "C" fn query_pkey(
-    context: *mut ibv_context,
-    port: u8,
-    index: c_int,
-    pkey: *mut u16,
-) -> c_int {
-    // SAFETY: of the contract.
-    let device = &unsafe { known_context(context) }.device;
-    let there = device.port(port).filter(|_| index == 0).ok_or(Errno::INVAL);
-    minus_one(device.check().and(there).map(|_| {
-        // SAFETY: of the contract: a place for the answer. The key of the default partition, the
-        // same in both orders.
-        unsafe { pkey.write(0xffff) };
-    }))
-}
-
 pub(super) unsafe extern "C" fn fork_init() -> c_int {
     0
 }

@@ -108,7 +108,6 @@ fn functions(list: &DeviceList) -> Functions {
         query_port: Some(device::query_port),
         query_gid: Some(device::query_gid),
         query_gid_table: Some(device::query_gid_table),
-        query_pkey: Some(device::query_pkey),
         alloc_pd: Some(memory::alloc_pd),
         dealloc_pd: Some(memory::dealloc_pd),
         reg_mr: Some(memory::reg_mr),

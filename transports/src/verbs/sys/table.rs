@@ -99,8 +99,6 @@ functions! {
         context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: usize, flags: u32,
         entry_size: usize
     ) -> isize = "_ibv_query_gid_table";
-    query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int
-        = "ibv_query_pkey";
 
     alloc_pd(context: *mut ibv_context) -> *mut ibv_pd = "ibv_alloc_pd";
     dealloc_pd(pd: *mut ibv_pd) -> c_int = "ibv_dealloc_pd";

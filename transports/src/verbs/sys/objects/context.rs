@@ -193,18 +193,6 @@ impl Context {
         answer.map_err(|error| self.name_in(error).at_port(port)).map(|()| attr)
     }
 
-    /// Returns a partition key of a port's table, in the machine's byte order.
-    ///
-    /// # Errors
-    /// There is no such port or entry, or the device does not answer.
-    pub fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbsError> {
-        let mut pkey = 0;
-        // SAFETY: the context is open, and the place for the answer ours.
-        unsafe { self.verbs.query_pkey(self.as_raw(), port, index.into(), &raw mut pkey) }
-            .map_err(|error| self.name_in(error).at_port(port))?;
-        Ok(u16::from_be(pkey))
-    }
-
     /// Adds this device to an error.
     #[cold]
     pub(super) fn name_in(&self, error: VerbsError) -> VerbsError {

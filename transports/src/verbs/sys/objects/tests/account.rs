@@ -102,7 +102,6 @@ pub(super) fn functions() -> Functions {
         query_port: Some(query_port),
         query_gid: Some(query_gid),
         query_gid_table: Some(query_gid_table),
-        query_pkey: Some(query_pkey),
         alloc_pd: Some(alloc_pd),
         dealloc_pd: Some(destroy),
         reg_mr: Some(reg_mr),
@@ -321,12 +320,6 @@ unsafe extern "C" fn query_gid_table(
         };
     }
     3
-}
-
-unsafe extern "C" fn query_pkey(_: *mut ibv_context, _: u8, _: c_int, pkey: *mut u16) -> c_int {
-    // SAFETY: the caller's place for the answer.
-    unsafe { *pkey = 0xffff };
-    0
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
