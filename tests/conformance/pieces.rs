@@ -223,7 +223,7 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
     }
 }
 
-/// Returns a face of that shape, and how long a region may be for it: a byte at the least, as no
+/// Returns a face of that shape, and the length of a region for it. That is at least a byte, as no
 /// GPU gives memory of none.
 fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
     let offset = rng.random_range(0..100);

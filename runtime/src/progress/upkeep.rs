@@ -199,8 +199,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Hands over the messages that have landed, from the front of the line: one at a time,
-    /// outside its lock, as handing over calls users' code.
+    /// Hands over the messages that have landed, from the front of the line. One at a time, outside
+    /// the line's lock: handing over calls users' code.
     #[cold]
     pub(super) fn move_line(&mut self) {
         while let Some((comp, status)) = self.device.line.take_first() {

@@ -430,7 +430,7 @@ impl Polling {
         let was_joined = entry.phase.is_joined();
         entry.phase = Phase::Failing;
         match (entry.connection.fail(was_joined), was_joined) {
-            // A last request tells when everything is over.
+            // A last request tells when everything has ended.
             (true, _) => {}
             // Nothing will. What has arrived is still taken in.
             (false, true) => self.partings.forsake(index),

@@ -188,7 +188,7 @@ impl Polling {
 
     /// Sends a caller away with the reason.
     pub(super) fn refuse(&mut self, mut channel: Channel, why: String) {
-        self.strangers.pending.refused(&channel.whom(), &why, Instant::now());
+        self.strangers.pending.refused(&channel.peer_name(), &why, Instant::now());
         let _ = channel.send(&Message::Refusal(why));
     }
 }

@@ -97,9 +97,9 @@ impl Faces<'_> {
 }
 
 impl Runtime {
-    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one
-    /// completion, and one signal ([`remote_comp`](Post::remote_comp)), which is told how many
-    /// bytes there were in all.
+    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation. It has one
+    /// completion, and one signal ([`remote_comp`](Post::remote_comp)), which gets the number of
+    /// all bytes.
     ///
     /// It completes when all bytes are visible there. No two pieces may have a target byte in
     /// common. Their order is undefined: where both sides are this rank's memory, no piece may
@@ -145,9 +145,9 @@ impl Runtime {
         self.post_many(rank, false, Many::Pieces(pieces))
     }
 
-    /// Writes a face of a region of this rank to one of the same shape in the memory of `rank`:
-    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within the
-    /// memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
+    /// Writes a face of a region of this rank to one of the same shape in the memory of `rank`, as
+    /// one operation. A face is rows, and planes of rows, at regular distances. `theirs` lies
+    /// within the memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
     ///
     /// # Errors
     /// As there; [`PostError::Face`] if a face has no valid shape, or is not within its memory.
