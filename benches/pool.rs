@@ -1,4 +1,4 @@
-//! Taking a packet from a pool and giving it back; the baseline is crossbeam's `ArrayQueue` full of
+//! Taking a packet from a pool and giving it back. The baseline is crossbeam's `ArrayQueue` full of
 //! boxes, which neither grows nor knows of other kinds of memory.
 
 use carrack::packet::{HostAllocator, PacketPool};

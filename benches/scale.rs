@@ -2,8 +2,8 @@
 //! `cargo xtask scale docs/scale.svg`.
 //!
 //! *Simulated* ranks are connections to a real store, by the runtime's own client over TCP of this
-//! machine, a thousand in a process; they have no `Runtime`. Each publishes an address, and gets
-//! its neighbour's. *Real* ranks are processes of `carrack run`, which send their neighbour a
+//! machine. A process has a thousand of them, without a `Runtime`. Each publishes an address, and
+//! gets its neighbour's. *Real* ranks are processes of `carrack run`, which send their neighbour a
 //! message.
 
 use carrack::bootstrap::tcp::{FromEnvironment, Invitation, JobKey};
@@ -28,8 +28,8 @@ const CALCULATED: u32 = 100_000;
 
 /// Simulated ranks of a process, which has six descriptors for each.
 const IN_ONE: u32 = 1024;
-/// Messages between a rank and the store until the rank has its neighbour's address: two of each
-/// side that prove the rank, the welcome, a put, a get and the answer.
+/// Messages between a rank and the store until the rank has its neighbour's address. Two of each
+/// side prove the rank; the others are the welcome, a put, a get and the answer.
 const MESSAGES: u32 = 8;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -108,7 +108,7 @@ fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
     }
 }
 
-/// Starts a store for so many ranks, and all but rank 0 in processes of their own.
+/// Starts a store for `size` ranks, and all except rank 0 in processes of their own.
 fn simulate(size: u32) -> Result<Start> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let before = live();
@@ -167,7 +167,7 @@ fn ranks_of(first: u32, size: u32, port: u32) -> Result<()> {
     Ok(())
 }
 
-/// Starts so many processes, each of which sends and receives a message.
+/// Starts `size` processes, each of which sends and receives a message.
 fn launch(size: u32) -> Result<Start> {
     // Cargo may have to build it first, which is no part of the start.
     let mut job = Command::new(built::carrack());

@@ -1,5 +1,5 @@
-//! A pipeline of futures: each rank fetches blocks of numbers from the next one, several at a time,
-//! squares them, and sends the sums on; groups of even and odd ranks gather theirs at the same
+//! A pipeline of futures. Each rank fetches blocks of numbers from the next one, several at a time,
+//! squares them, and sends the sums on. Groups of even and odd ranks gather theirs at the same
 //! time. Every rank checks what it got.
 //!
 //! ```sh

@@ -1,5 +1,5 @@
-//! Ranks 0 and 1 send GPU memory to and fro, and rank 0 prints how long one way takes, and how many
-//! bytes a second go one way, for each size.
+//! Ranks 0 and 1 send GPU memory to and fro. For each size rank 0 prints the time of one way, and
+//! the bytes a second.
 //!
 //! ```sh
 //! cargo build --release --examples

@@ -1,7 +1,7 @@
 //! A list that grows on GPUs. Rank 0 has a buffer over all GPUs that it sees. It grows in place as
 //! the other ranks append to it, by puts into the memory that they have mapped. Then all of it is
-//! one region, and each rank puts from its GPU to where two stripes meet, and gets what the next
-//! one has put. In the end it shrinks again, and the first elements are where they were.
+//! one region. Each rank puts from its GPU to where two stripes meet, and gets what the next one
+//! has put. In the end it shrinks again, and the first elements are where they were.
 //!
 //! ```sh
 //! cargo build --release --examples

@@ -1,5 +1,5 @@
 //! A process for each GPU. Each rank puts its token into the GPU memory of the next one, with a
-//! notification, and passes arriving tokens on until every token has been everywhere.
+//! notification. It passes arriving tokens on until every token has been everywhere.
 //!
 //! ```sh
 //! cargo build --release --examples

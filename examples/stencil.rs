@@ -1,6 +1,6 @@
 //! Heat spreads over a plate. Each rank has a band of its rows, and puts its outermost rows into
-//! the memory of the ranks above and below before each step; all of it is compared with what one
-//! rank computes alone.
+//! the memory of the ranks above and below before each step. The result is compared with that of
+//! one rank alone.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -47,8 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mine = 1 + me * ROWS / size..1 + (me + 1) * ROWS / size;
     let neighbours = [me.checked_sub(1), Some(me + 1).filter(|&below| below < size)];
 
-    // A halo for each side and each parity of the step: the neighbour that is a step ahead writes
-    // into the other one, and it cannot be two ahead, since it needs our row for that.
+    // A halo for each side and each parity of the step. The neighbour that is a step ahead writes
+    // into the other one. It cannot be two ahead, since it needs our row for that.
     let halos = runtime.allocate(4 * 8 * COLUMNS)?;
     let place = |number: u64, side: usize| 8 * COLUMNS * (2 * (number % 2) as usize + side);
     let registered = runtime.register_memory(&halos)?;

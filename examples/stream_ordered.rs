@@ -1,6 +1,6 @@
-//! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its notification,
-//! the work that needs the block, the next put. The host queues all operations in advance and makes
-//! progress. It waits for no GPU until the end.
+//! Blocks of 1 MiB go round a ring of GPUs. A stream orders a put, its notification, the work that
+//! needs the block, and the next put. The host queues all operations in advance and makes progress.
+//! It waits for no GPU until the end.
 //!
 //! ```sh
 //! cargo build --release --examples

@@ -9,9 +9,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 static CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Watches for SIGHUP, SIGINT and SIGTERM from now on, except those that this process was told to
-/// ignore (by `nohup`, or by a shell for its background jobs). When one comes, the commands that
-/// run are ended, and no other is started.
+/// Watches for SIGHUP, SIGINT and SIGTERM from now on. Signals that this process was told to ignore
+/// stay ignored (by `nohup`, or by a shell for its background jobs). When one comes, the commands
+/// that run are ended, and no other is started.
 ///
 /// # Errors
 /// The system's.

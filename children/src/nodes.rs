@@ -1,5 +1,5 @@
 //! Two nodes of this machine. Each is a set of namespaces (network, mounts, host name) that a
-//! process holds until its input ends, so the nodes end with their maker, however that ends.
+//! process holds until its input ends. So the nodes end with their maker, even if that is killed.
 
 use std::env;
 use std::fs::{self, Permissions};

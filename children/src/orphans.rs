@@ -32,7 +32,7 @@ pub fn sweep() -> io::Result<Vec<Pid>> {
             kill_process(child, Signal::KILL).is_ok() || matches!(dead(child, true), Ok(Some(_)))
         });
         // Each descendant has one of the children among its ancestors, and a child is listed until
-        // it is waited for: where none could be ended, no other descendant is left.
+        // it is waited for. So where none could be ended, no other descendant is left.
         if ended.is_empty() {
             return Ok(refused);
         }

@@ -69,7 +69,7 @@ impl Running {
             .map_err(|source| ChildError::Start { program: words.clone(), source })?;
         let (outputs, (send, lines)) =
             ((child.stdout.take(), child.stderr.take()), mpsc::channel());
-        // Before the threads: where none can be had, the command is ended.
+        // Before the threads: where none can be started, the drop of this ends the command.
         let this = Self { child, words, mark, lines, kept: VecDeque::new(), is_over: false };
         let stdout = outputs.0.map(|pipe| read_lines(pipe, send.clone(), Stream::Out));
         let stderr = outputs.1.map(|pipe| read_lines(pipe, send, Stream::Err));

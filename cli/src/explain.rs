@@ -33,7 +33,7 @@ Without a launcher, explain starts two ranks of its own on this machine. Under `
 a rank like any other, and rank 0 prints.
 
 With --json each pair of ranks is an object on a line of its own:
-  rank, peer, device  whose view it is, of whom, from which device
+  rank, peer, device  the rank that reports, the other rank, the device
   chosen              the transport that messages take, or null
   paths               [{transport, verdict: \"chosen\", \"passed\" or \"refused\", why}]
   kinds               [{memory, way, why, copier}]: how messages from each kind of memory get onto

@@ -1,4 +1,4 @@
-//! Messages with any header and any bytes, as a hostile rank of the job could send them: it has the
+//! Messages with any header and any bytes, as a hostile rank of the job could send them. It has the
 //! job's secret, and a transport, but not our runtime.
 #![no_main]
 

@@ -28,8 +28,8 @@ fuzz_target!(|input: (&[u8], u64, u64)| {
         assert!(part.len() == len && offset.checked_add(len).is_some_and(|end| end <= rmr.len()));
     }
     let Some([zero, _]) = ranks().map(Vec::as_slice) else { return };
-    // What can be had at once is copied or refused; what its owner would have to do is none of this
-    // target's business.
+    // What can be done at once is copied or refused; what its owner would have to do is none of
+    // this target's business.
     let rank = Rank(rmr.owner().0 % 2);
     for bytes in [&[][..], &[1; 100]] {
         let mut put = zero.post_put(rank, bytes, &rmr, offset);

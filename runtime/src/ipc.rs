@@ -7,8 +7,8 @@
 //! these rules:
 //!
 //! - **The owner frees last.** Memory must stay allocated until every process that has opened it
-//!   has dropped the region; this module does not know these processes. Memory of cuMemAlloc and
-//!   of the VMM calls survives its owner's *death* while it is open. Pool memory does not, and an
+//!   has dropped the region. This module does not know these processes. Memory of cuMemAlloc and of
+//!   the VMM calls survives its owner's *death* while it is open. Pool memory does not, and an
 //!   access then costs the opener its context.
 //! - **Whole blocks are exposed.** A process that opens a part can reach the whole allocation. For
 //!   memory of cuMemAlloc it can reach the driver's whole block of 2 MiB, with its other content.
@@ -89,7 +89,7 @@ pub enum IpcError {
     Gpu(#[from] GpuError),
 }
 
-/// The name of GPU memory, by which another process opens it: bytes, and for some forms a
+/// The name of GPU memory, by which another process opens it. It is bytes, and for some forms a
 /// descriptor that has to travel with them (by `SCM_RIGHTS` over a Unix socket).
 #[derive(Debug)]
 pub struct IpcMemory {

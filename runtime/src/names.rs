@@ -30,8 +30,8 @@ impl Tag {
     pub const ANY: Self = Self(u64::MAX);
 }
 
-/// A completion object of another rank, as it registered it: a number of 20 bits, and above it a
-/// generation of 11; or 31 bits of a text's hash, with the highest bit set.
+/// A completion object of another rank, as it registered it. The value is a number of 20 bits, and
+/// above it a generation of 11. Of a text it is 31 bits of the hash, with the highest bit set.
 ///
 /// A number that is used again has the next generation, so a late message finds no object. A name
 /// by text stays the same.

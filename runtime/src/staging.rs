@@ -2,10 +2,10 @@
 //! and again.
 //!
 //! A block is pinned, so that a copy is the engine's work alone: with pageable memory the driver's
-//! call waits for it. It is never given back to the system before the runtime ends, since freeing
-//! pinned memory waits for all of a device's work, streams of the program's included (gpu.md,
-//! streams rule 1). A context that the program destroys takes its blocks with it, so a block's
-//! context is checked before the block is used again.
+//! call waits for it. It is given back to the system only when the runtime ends. Freeing pinned
+//! memory waits for all of a device's work, streams of the program's included (gpu.md, streams rule
+//! 1). A context that the program destroys takes its blocks with it, so a block's context is
+//! checked before the block is used again.
 //!
 //! Each direction of each GPU has a pool of its own. Outgoing bytes wait for peers, and must not
 //! delay the copies of incoming ones. A pool gives out [`BLOCKS`] at most, and beyond that one for
@@ -18,13 +18,13 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Bytes of a block. An engine needs some 10 µs for them at 55 GB/s, similar to the time to start
-/// a copy and to hear of its end (6 to 8 µs; gpu.md, "Measured"). Larger blocks would gain little,
+/// Bytes of a block. An engine needs some 10 µs for them at 55 GB/s. It takes as long to start a
+/// copy and to hear of its end (6 to 8 µs; gpu.md, "Measured"). Larger blocks would gain little,
 /// and the first parts of a message wait for the first block.
 pub(crate) const BLOCK: usize = 512 << 10;
 
-/// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and
-/// two for a second message.
+/// Blocks of a pool that are in use at a time. One is copied, one is sent or filled, and two are
+/// for a second message.
 pub(crate) const BLOCKS: usize = 4;
 
 /// Bytes of a word.

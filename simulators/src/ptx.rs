@@ -1,5 +1,5 @@
-//! PTX run by software, lane by lane: shows that the text of a kernel does as it should, and
-//! nothing of a real device, neither its time nor its memory's order.
+//! PTX run by software, lane by lane. It shows that the text of a kernel does as it should. It
+//! shows neither the time of a real device nor its memory's order.
 //!
 //! It knows the instructions of the resident copier's kernel, and panics at others.
 

@@ -1,8 +1,8 @@
 //! The path of a small message, after warm-up: no allocation, and no system call.
 //!
 //! Allocations are counted by the global allocator of this program. System calls are forbidden to a
-//! child, by a filter under which the kernel kills it for any but `exit_group` and `write`: it ends
-//! with its own status or by SIGSYS.
+//! child by a filter. The kernel kills it for any except `exit_group` and `write`, so it ends with
+//! its own status or by SIGSYS.
 
 #![expect(unsafe_code, reason = "system calls are counted in a child")]
 

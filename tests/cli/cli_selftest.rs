@@ -482,7 +482,7 @@ fn a_run_of_nothing_is_no_success() {
     );
     let elsewhere = Folder::new("no-kit");
     fs::copy(carrack(), elsewhere.0.join("carrack")).unwrap();
-    // The kernel refuses to start a file that is open for writing: a child that another test has
+    // The kernel refuses to start a file that is open for writing. A child that another test has
     // just forked may hold the copy's descriptor until its `exec`.
     let output = loop {
         match elsewhere.selftest("planted", &[]).output() {

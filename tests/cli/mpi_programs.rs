@@ -1,5 +1,5 @@
-//! Jobs of MPI communicators: against a mock of each ABI, and under real launchers where the
-//! folders that `TEST_MPI` lists, with colons between them, have an MPI library each.
+//! Jobs of MPI communicators: against a mock of each ABI, and under real launchers. `TEST_MPI`
+//! lists folders with an MPI library each, with colons between them.
 
 #![expect(unsafe_code, reason = "the program opens an MPI library, and calls it by C's rules")]
 
@@ -225,8 +225,8 @@ fn a_handle_that_is_no_int_is_not_cut_to_one() {
     assert!(error.contains("0x10044000000"), "{error}");
 }
 
-/// An MPI library that the process has loaded, with handles as words: of a handle that is an
-/// `int`, callees look at the lower half only.
+/// An MPI library that the process has loaded, with handles as words. Of a handle that is an `int`,
+/// callees look at the lower half only.
 struct Mpi {
     library: Library,
     world: usize,

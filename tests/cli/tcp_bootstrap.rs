@@ -200,8 +200,8 @@ fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
     }
 }
 
-/// Starts the ranks of `nodes` nodes like torchrun, in another order. torchrun numbers the ranks
-/// of a node consecutively; other launchers deal ranks out to nodes in turn.
+/// Starts the ranks of `nodes` nodes like torchrun, in another order. While torchrun numbers the
+/// ranks of a node consecutively, other launchers deal ranks out to nodes in turn.
 fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Running> {
     let port = free_port();
     let start = |number: u32| {

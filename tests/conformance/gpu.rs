@@ -212,9 +212,9 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     let held = driver.faults().hold_copies();
     let mut first = ranks[0].post_send(Rank(1), source.slice(), Tag(1)).comp(&left);
     assert!(posted(ranks, || first.try_submit()).is_posted());
-    // Submitted, it waits its turn. Where the first one is fetched by the receiver's
-    // engine, its offer has gone, and the second may be there earlier: it meets the second receive
-    // all the same.
+    // Submitted, it waits its turn. Where the first one is fetched by the receiver's engine, its
+    // offer has gone, and the second may be there earlier. It meets the second receive all the
+    // same.
     let mut second = ranks[0].post_send(Rank(1), &quick[..], Tag(1)).comp(&left);
     second.submit().unwrap();
     assert!(

@@ -1,5 +1,5 @@
-//! The suite that every transport passes: the promises of the runtime, over each of them in turn,
-//! and those of the transport contract, below the runtime.
+//! The suite that every transport passes. It tests the promises of the runtime, over each transport
+//! in turn, and those of the transport contract, below the runtime.
 //!
 //! | module | one idea |
 //! |---|---|

@@ -35,8 +35,8 @@ fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_wer
     let sizes: Vec<usize> = (0..COUNT).map(|_| mixed(&mut rng)).collect();
     let (mut sent, mut wanted, mut got) = (0_u64, 0_u64, 0_u64);
     let queue = CompQueue::new(256);
-    // Sometimes the receives are ahead, sometimes the messages: but never so many that the sender
-    // is told to keep them, since receives of messages that are fetched later end later.
+    // Sometimes the receives are ahead, sometimes the messages. The sender is never told to keep
+    // messages, since receives of messages that are fetched later end later.
     while got < COUNT {
         for _ in 0..rng.random_range(0..40) {
             if sent == COUNT || sent >= wanted + 200 {

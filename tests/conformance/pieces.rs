@@ -224,8 +224,8 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
     }
 }
 
-/// Returns a strided block of that shape, and a length of its region: a byte at the least, as no
-/// GPU gives memory of none.
+/// Returns a strided block of that shape, and the length of a region for it. That is at least a
+/// byte, as no GPU gives memory of none.
 fn block(rng: &mut SmallRng, count: [usize; 3]) -> (Strided, usize) {
     let offset = rng.random_range(0..100);
     let row = count[0] + rng.random_range(0..2) * rng.random_range(0..50);

@@ -1,5 +1,5 @@
-//! Replies that handlers post to the senders of their messages: each is accepted, however small the
-//! backlog, and a sender that floods its server with requests is told to wait.
+//! Replies that handlers post to the senders of their messages. Each is accepted, however small the
+//! backlog. A sender that floods its server with requests is told to wait.
 
 use crate::support::over_each_transport;
 use crate::support::*;

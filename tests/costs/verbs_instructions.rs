@@ -88,8 +88,8 @@ pub(crate) fn counts() -> Vec<Count> {
         ("measured_send", 2),
         // The poll that finds a message adds to the latency of the message and of its answer.
         ("measured_poll", 2),
-        // The next poll, which finds nothing and does what the message has left to be done: its
-        // receive is posted again, and its share of credits goes back.
+        // The next poll, which finds nothing and does the message's remaining work. Its receive is
+        // posted again, and its share of credits goes back.
         ("measured_afterwards", 2),
         ("measured_completion", 1),
     ];

@@ -1,5 +1,5 @@
-//! The rules of docs/gpu.md: every rule has its row, the files and the tests that the row names
-//! exist, and the tests name their rules in their comments.
+//! The rules of docs/gpu.md. Every rule has its row, and the files and tests that the row names
+//! exist. The tests name their rules in their comments.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Ranks on this machine, most of them processes: what they do between them, and what becomes of
-//! them when some are killed, stopped, forked, short of resources, or break the protocol.
+//! Ranks on this machine, most of them processes: their operations with each other, and their ends.
+//! Some are killed, stopped, forked, short of resources, or break the protocol.
 //!
 //! | module | one idea |
 //! |---|---|

@@ -132,7 +132,7 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
     }
 }
 
-/// Returns the answer among the lines that a process prints, and ends it with all that it has
+/// Returns the answer among the lines that a process prints. Ends the process with all that it has
 /// started: a spoilt context may keep it from ending by itself.
 fn said_by(mut running: Running) -> Result<String, String> {
     let until = Instant::now() + PATIENCE;

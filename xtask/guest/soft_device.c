@@ -1,5 +1,5 @@
-// What Carrack needs of a guest's RDMA devices, tried without Carrack: a reliable connection
-// between rxe0 and rxe1, both in this process, that sends, writes, reads, and does both atomic
+// What Carrack needs of a guest's RDMA devices, tried without Carrack. A reliable connection
+// between rxe0 and rxe1, both in this process, sends, writes, reads, and does both atomic
 // operations. Its output is of libtest's form, so that it is counted as tests.
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ enum { TIMEOUT = 14, RETRIES = 6, RECEIVER_RETRIES = 6, FIRST_PACKET = 100 };
 static const int ALL_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                               IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-// Also ends what the test has under way: its connection is never used again.
+// Also ends the test's work in flight: its connection is never used again.
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
         if (!(condition)) {                                                                        \

@@ -1,13 +1,13 @@
 // Does the kernel's soft device do requests twice that it sends again? Tried without Carrack:
-// connections between rxe0 and rxe1, with packets that are under way for a while. Each writes a
-// pattern, sends a number behind it, and reads the pattern back, again and again. A number that
-// comes twice, other bytes where a number or a successful read says that the pattern is, and a
-// connection that ends are told and counted.
+// connections between rxe0 and rxe1, with packets that are in flight for a while. Each writes a
+// pattern, sends a number behind it, and reads the pattern back, again and again. It prints and
+// counts numbers that come twice, and connections that end. It also does so where a number or a
+// successful read says that the pattern is there, but other bytes are.
 //
 //     cargo xtask rdma-guest --program xtask/guest/soft_device_repeats.c -- [TIME-OUT [SECONDS
 //     [WORDS OF NETEM...]]]
 //
-// The time-out is in verbs' code: 18, if nothing is said, is a second, which does not run out here;
+// The time-out is in verbs' code. 18, if nothing is said, is a second, which does not run out here.
 // 14 is 67 ms, which does all the time.
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -30,7 +30,7 @@ struct tally {
     long rounds, doubled, strange, wrong_writes, wrong_reads, ended;
 };
 
-// What a connection needs beside itself has to be there: else it is no trial.
+// The rest of what a connection needs has to be there: else it is no trial.
 #define NEED(condition)                                                                            \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -145,7 +145,7 @@ static void hear(struct end *there, uint64_t *expected, const unsigned char *pat
         uint64_t number = there->at->numbers[come.wr_id];
 
         if (come.byte_len != sizeof number) {
-            printf("round %lu: a message of %u bytes that nobody has sent\n", tally->rounds,
+            printf("round %lu: a message of %u bytes that was not sent\n", tally->rounds,
                    come.byte_len);
             tally->strange++;
         } else if (number != *expected) {
@@ -162,7 +162,7 @@ static void hear(struct end *there, uint64_t *expected, const unsigned char *pat
     }
 }
 
-// One connection, until the time is over or it ends.
+// One connection, until the time ends or it does.
 static void go(int timeout, time_t until, struct tally *tally)
 {
     static unsigned char pattern[LENGTH];
@@ -275,7 +275,7 @@ int main(int count, char **words)
         all.wrong_reads += tallies[i].wrong_reads;
         all.ended += tallies[i].ended;
     }
-    printf("time-out %d, %s: %ld rounds of %d connections: %ld messages doubled, %ld that nobody "
+    printf("time-out %d, %s: %ld rounds of %d connections: %ld messages doubled, %ld never "
            "sent, %ld writes and %ld reads with other bytes, %ld connections ended\n",
            timeout, netem, all.rounds, PAIRS, all.doubled, all.strange, all.wrong_writes,
            all.wrong_reads, all.ended);

@@ -4,9 +4,9 @@
  *     copy_bench latency|bandwidth|rate SIZE ITERATIONS [push|pull]
  *     copy_bench devices
  *
- * Memory of device 0 is copied to memory of device 1, or of device 0 where there is no other, by
- * cuMemcpyDtoDAsync on one non-blocking stream: of device 0, so that its engine writes over the
- * link (push, as a put does), or of device 1, so that its engine reads (pull, as a get does).
+ * Memory of device 0 is copied to memory of device 1, or of device 0 where there is no other. The
+ * call is cuMemcpyDtoDAsync on one non-blocking stream. By a stream of device 0 its engine writes
+ * over the link (push, as a put does). By one of device 1 its engine reads (pull, as a get does).
  *
  * latency    each copy waited for by cuStreamSynchronize; the median and the mean, in microseconds.
  * bandwidth  ITERATIONS copies back to back, then one wait.
@@ -121,7 +121,7 @@ int main(int count, char **words)
     if (strcmp(test, "latency") == 0) {
         double *times = malloc((size_t)iterations * sizeof *times);
         if (times == NULL)
-            give_up(2, "no memory for so many times", 0);
+            give_up(2, "no memory for the times", 0);
         double begin = now();
         for (long turn = 0; turn < iterations; turn++) {
             double one = now();

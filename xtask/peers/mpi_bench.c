@@ -4,15 +4,18 @@
  *     mpi_bench memcpy SIZE ITERATIONS
  *
  * latency    ping-pong; ITERATIONS round trips. Percentiles are of all round trips, halved: one
- * way, in microseconds. bandwidth  windows of 64 messages, each acknowledged, up to 4 under way,
- * timed until the last is acknowledged, as `carrack perf` does it; ITERATIONS messages, rounded up
- * to whole windows. rate       the same; the other figure of the two is meant. With THREADS above 1
- * both under MPI_THREAD_MULTIPLE: each thread of rank 0 sends ITERATIONS messages to its partner at
- * rank 1, over a communicator of their own, and runs on a CPU of its own: the first of those that
- *            its process may use, the second, and so on. Figures are of all threads.
+ *            way, in microseconds.
+ * bandwidth  windows of 64 messages, each acknowledged, up to 4 in flight, as `carrack perf` does
+ *            it. Timed until the last is acknowledged; ITERATIONS is rounded up to whole windows.
+ * rate       the same; the other figure of the two is meant.
  * barrier    ITERATIONS barriers of all ranks; percentiles of rank 0, in microseconds, not halved.
- * SIZE means nothing. memcpy     no MPI: ITERATIONS copies from one buffer into one other by one
- * thread.
+ *            SIZE means nothing.
+ * memcpy     no MPI: ITERATIONS copies from one buffer into one other by one thread.
+ *
+ * With THREADS above 1 bandwidth and rate are under MPI_THREAD_MULTIPLE. Each thread of rank 0
+ * sends ITERATIONS messages to its partner at rank 1, over a communicator of their own. Each runs
+ * on a CPU of its own: the first of those that its process may use, the second, and so on. Figures
+ * are of all threads.
  *
  * The line has the fields of `carrack perf --json`: bandwidth_gbps counts 10^9 bytes a second,
  * rate_mps 10^6 messages.
@@ -238,7 +241,7 @@ static void stream(const struct job *job, const char *name)
                name, job->size, job->threads, job->iterations, rate * job->size / 1e9, rate / 1e6);
 }
 
-/* Copies as a library would do them; the compiler is told that somebody reads what was copied. */
+/* Copies as a library would do them; the compiler is told that the bytes are read. */
 static void copies(const struct job *job)
 {
     struct timespec began, ended;

@@ -4,7 +4,8 @@
  *     tcp_bench latency|asleep|bandwidth|rate SIZE ITERATIONS HOST PORT
  *
  * latency    each message answered by one of its size; half the time there and back: the median and
- * the mean, in microseconds. asleep     the same, by sockets that block; all others are polled.
+ *            the mean, in microseconds.
+ * asleep     the same, by sockets that block; all others are polled.
  * bandwidth  messages back to back, one call each, then one answer.
  * rate       the same; the other figure of the two is meant.
  */

@@ -133,8 +133,8 @@ fn cargo(root: &Path, words: &str) -> Command {
     command
 }
 
-/// Takes away what `cargo run` told *this* program about itself, and settings of Carrack that the
-/// caller happens to have: a step must find the same environment on every machine.
+/// Takes away the variables by which `cargo run` describes *this* program, and settings of Carrack
+/// that the caller has. A step must find the same environment on every machine.
 pub(crate) fn clean(command: &mut Command) {
     without(command, &["CARGO_PKG_", "CARGO_MANIFEST_", "CARRACK_"]);
 }

@@ -376,8 +376,9 @@ fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
     if number <= 2 {
         return Err(Errno::BADF).doing(doing);
     }
-    // SAFETY: the launcher has passed the number of a descriptor for this process to own; nothing
-    // else here has opened one yet, and a number that is not open only makes the next call fail.
+    // SAFETY: the launcher has passed the number of a descriptor for this process to own, and
+    // nothing else here has opened one yet. A number that is not open only makes the next call
+    // fail.
     let lifeline = unsafe { OwnedFd::from_raw_fd(number) };
     let is_pipe =
         fstat(&lifeline).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);

@@ -23,12 +23,12 @@ use super::orders::KeeperOptions;
 use super::signals::{self, Signals};
 use crate::own_ranks::allowed_cpus;
 
-/// Runs a job to its end and gives its exit status: 0, that of the first rank that failed, 128 plus
-/// a signal's number, or 124 after the time limit.
+/// Runs a job to its end and gives its exit status. That is 0, the first failed rank's, 128 plus a
+/// signal's number, or 124 after the time limit.
 ///
-/// Call it from the main thread, best before others are started: it blocks the terminating signals
-/// in the calling thread while the job runs, and a signal taken by another thread ends this process
-/// (the keeper then still ends the job).
+/// Call it from the main thread, best before others are started. It blocks the terminating signals
+/// in the calling thread while the job runs. A signal that another thread takes ends this process;
+/// the keeper then still ends the job.
 ///
 /// # Errors
 ///
@@ -70,8 +70,8 @@ fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<P
 }
 
 fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, LaunchError> {
-    // SIGCHLD alone would not do: where a library has threads in this process (CUDA's has), the
-    // kernel may give it to one of those, which has it neither blocked nor handled.
+    // SIGCHLD alone is not enough where a library (CUDA's, for one) has threads in this process.
+    // The kernel may give it to one of those, which neither blocks nor handles it.
     let ended = pidfd_open(keeper, PidfdFlags::empty()).ok();
     let look_again = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let patience = if ended.is_none() { Some(&look_again) } else { None };

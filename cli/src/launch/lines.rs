@@ -5,8 +5,8 @@ const LONGEST: usize = 64 * 1024;
 
 /// One stream of one rank, on its way to whole lines.
 ///
-/// A line longer than 64 KiB comes out in pieces of that size, each as a line of its own, so that a
-/// program which never ends its line costs bounded memory.
+/// A line longer than 64 KiB comes out in pieces of that size, each as a line of its own. So a
+/// program that never ends its line costs bounded memory.
 #[derive(Debug)]
 pub(super) struct Lines {
     tag: String,

@@ -30,8 +30,8 @@ impl Places {
         }
     }
 
-    /// Returns the path of a program: its name if that has a slash, else from PATH, else from the
-    /// folder of the carrack command, else from the examples there.
+    /// Returns the path of a program: its name if that has a slash. Else PATH, the folder of the
+    /// carrack command and the examples there are searched in turn.
     pub(super) fn look_up(&self, program: &OsStr) -> Result<PathBuf, LaunchError> {
         let named = Path::new(program);
         let (candidates, looked) = if program.as_bytes().contains(&b'/') {

@@ -3,8 +3,8 @@
 //! Two processes watch over a job. The *launcher* is what the user sees: it takes the signals and
 //! gives the exit status. The *keeper* is the same binary started again (`carrack __keeper`); it
 //! is the parent of all ranks, tags their output, and serves their bootstrap. Either cleans up when
-//! the other is killed, even by SIGKILL: the keeper finds its lifeline, a pipe from the launcher,
-//! hung up; the launcher finds its child dead and inherits what the keeper's ranks had started, for
+//! the other is killed, even by SIGKILL. The keeper finds its lifeline, a pipe from the launcher,
+//! hung up. The launcher finds its child dead and inherits what the keeper's ranks had started, for
 //! both are subreapers. Only killing both at the same instant can leave a rank's own children
 //! behind; the ranks themselves die with the keeper in any case.
 //!
@@ -16,7 +16,7 @@
 //! | [`launcher`] | starts the keeper, passes signals on, gives the exit status |
 //! | [`orders`] | what the launcher tells the keeper |
 //! | [`keeper`] | the event loop: output, bootstrap, deaths, signals, deadlines |
-//! | [`ending`] | when and how a job ends: who failed first, when grace is over |
+//! | [`ending`] | when and how a job ends: who failed first, when grace ends |
 //! | [`rank`] | starts one rank |
 //! | [`binding`] | which CPU a rank runs on |
 //! | [`lines`] | cuts output into tagged lines |

@@ -1,7 +1,7 @@
 //! From the ranks' pipes to this process's stdout and stderr, in whole tagged lines.
 //!
-//! A thread for each of the two writes, and sleeps in a write when nobody reads: the ranks then
-//! wait for room in their pipes, and the keeper's event loop goes on.
+//! A thread for each of the two writes, and sleeps in a write while the reader is slow. The ranks
+//! then wait for room in their pipes, and the keeper's event loop goes on.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write as _};
@@ -20,8 +20,8 @@ const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The threads that write, and what they report.
 pub(super) struct Outputs {
-    /// One for stdout and one for stderr; or one for both when both go to the same place: a line
-    /// must not break into a line of the other stream.
+    /// One for stdout and one for stderr. Where both go to the same place, one serves both, so that
+    /// no line breaks into a line of the other stream.
     writers: Vec<Writer>,
     /// Has a byte, the error's number, when stdout cannot be written to any more. Ends when all is
     /// written.
@@ -102,7 +102,8 @@ struct Output {
 }
 
 impl Output {
-    /// Writes to the end. `report` hears when nobody reads it; then the rest is read and dropped.
+    /// Writes to the end. When a write fails, `report` gets the error, and the rest is read and
+    /// dropped.
     fn write_all(&mut self, report: Option<&PipeWriter>) {
         let mut bytes = vec![0; 64 * 1024];
         let (mut lines, mut is_open, mut goes_on) = (Vec::new(), true, true);

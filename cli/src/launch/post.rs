@@ -20,9 +20,8 @@ const OUTBOX_FULL: usize = 1024 * 1024;
 /// Frames of one rank that are handled before the others have their turn.
 const FRAMES_A_TURN: usize = 64;
 
-/// Time in which a rank's death may follow the hang-up of its socket, so that the others learn the
-/// cause of death and not only the hang-up. The kernel closes files before it tells the
-/// parent.
+/// Time in which a rank's death may follow the hang-up of its socket. So the others learn the cause
+/// of death and not only the hang-up. The kernel closes files before it tells the parent.
 const DEATH_FOLLOWS: Duration = Duration::from_millis(200);
 
 /// The sockets of all ranks, and the server behind them.

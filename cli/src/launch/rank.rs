@@ -97,8 +97,8 @@ impl Template<'_> {
             fcntl_setfd(&socket, flags)?;
             Ok(blocked.thread_unblock()?)
         };
-        // SAFETY: between fork and exec the closure makes system calls only: it takes no lock and
-        // allocates nothing (an error made from an errno holds just that number).
+        // SAFETY: between fork and exec the closure makes system calls only. It takes no lock and
+        // allocates nothing: an error made from an errno holds just that number.
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn()?;
         let rank = Rank { pid: Pid::from_child(&child), leads_group: foreground.is_none() };

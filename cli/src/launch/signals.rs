@@ -1,7 +1,7 @@
 //! Signals as a descriptor, and their names.
 //!
-//! A signalfd and not a self-pipe: no code runs in a handler, nothing is installed that a child
-//! would have to undo but the mask, and each read says which signal it was.
+//! A signalfd and not a self-pipe: no code runs in a handler, and each read says which signal it
+//! was. A child has only the mask to undo.
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};

@@ -183,9 +183,9 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         name: "put_seen",
         tests: &[Test::Latency],
         needs: Needs::Host,
-        // The last byte differs from put to put, and is there last: a NIC writes what one packet
-        // holds in the order of addresses, as those who poll memory take for granted, and a CPU
-        // that copies does, too.
+        // The last byte differs from put to put, and is written last. A NIC writes the bytes of one
+        // packet in the order of addresses, on which programs that poll memory rely. A CPU that
+        // copies does so, too.
         round: |round, seat| {
             let Seat { runtime, device, peer, over, .. } = seat;
             let size = round.point.size.max(1);

@@ -1,5 +1,5 @@
-//! A random payload, compared to the last byte, wherever bytes go that are measured: figures of
-//! messages that do not arrive as they were sent are worth nothing.
+//! A random payload on each measured path, compared to the last byte. Figures of messages that do
+//! not arrive as they were sent are worth nothing.
 
 use super::error::PerfError;
 use super::line::{Line, lent};
@@ -37,7 +37,7 @@ pub(super) fn sends(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), Per
 }
 
 /// Sends a payload, and receives the peer's: into the memory that `take` gets, in which every byte
-/// is wrong before. The rank that receives first waits for the end of its message, too: an engine
+/// is wrong before. The rank that receives first waits for the end of its message, too. An engine
 /// may still have work for it, and the next seat's check makes no progress on this seat's device.
 fn exchange(
     round: &Round<'_>,

@@ -36,7 +36,7 @@ pub(super) struct Figures {
     pub(super) took: Duration,
 }
 
-/// One way, in microseconds; or until it is over, of what is no message.
+/// Time of a message one way, or of another operation until it ends, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub(super) struct Latency {
     pub(super) min: f64,

@@ -141,8 +141,8 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
 /// A line of sends and receives.
 ///
 /// It posts exactly as many receives as messages will come, so that none is left over for the next
-/// round, and keeps some of them posted: the buffer of a receive that is over goes into the next
-/// one. Messages are sent from one buffer; large ones are received into one buffer.
+/// round. Some of them are posted at a time; the buffer of a receive that has ended goes into the
+/// next one. Messages are sent from one buffer; large ones are received into one buffer.
 pub(super) struct SendLine<'a, K, F> {
     seat: &'a Seat,
     message: Repeated<'a, K, F>,

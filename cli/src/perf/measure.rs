@@ -1,8 +1,8 @@
 //! The measuring loop: a ping-pong, or a stream of windows, of any line.
 //!
-//! In a stream the receiver acknowledges each window, and the sender may be some windows ahead, so
-//! that it does not stand still while an acknowledgement is on its way. The clock stops at the last
-//! one: what is counted has arrived.
+//! In a stream the receiver acknowledges each window. The sender may be some windows ahead, so that
+//! it does not wait while an acknowledgement is in flight. The clock stops at the last one: what is
+//! counted has arrived.
 
 use super::error::PerfError;
 use super::figures::{Measured, Times, new_times};
@@ -110,8 +110,8 @@ impl Round<'_> {
     /// Runs the round on these seats, each with a thread of its own. The first seat's thread is the
     /// caller's.
     ///
-    /// Threads do not wait for each other: each begins with its peer's, and what they lose at the
-    /// ends is the time that it takes to start a thread.
+    /// Threads do not wait for each other: each begins with its peer's. At the ends they lose the
+    /// time that it takes to start a thread.
     pub(super) fn go(&self, seats: &mut [Seat]) -> Result<Vec<Measured>, PerfError> {
         let Some((first, others)) = seats.split_first_mut() else { return Ok(Vec::new()) };
         thread::scope(|scope| {
@@ -162,7 +162,7 @@ impl Round<'_> {
             (_, true) => self.source(line, seat),
             (_, false) if L::IS_ANSWERED => self.sink(line, seat),
             // Memory that is not mapped is reached through its owner, who makes progress until rank
-            // 0 has said that it is over.
+            // 0 has said that the round has ended.
             (_, false) => seat.take(1).map(|()| Measured::Nothing),
         }
     }

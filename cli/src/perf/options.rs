@@ -67,7 +67,7 @@ With --json each point is an object on a line of its own:
   messages      messages, operations or barriers that were measured (round trips for the latency
                 of a ping-pong)
   latency_us    {min, mean, p50, p90, p99, p999, p9999, max}, in microseconds, one way or as said
-                above; null but for latency
+                above; null except for latency
   bandwidth_gbps  10^9 bytes a second; null for latency
   rate_mps      10^6 messages a second, of all threads; null for latency")]
 pub(crate) struct PerfOptions {
@@ -106,9 +106,8 @@ pub(crate) struct PerfOptions {
     #[arg(long)]
     pub(super) share_device: bool,
 
-    /// Memory that is sent from and received into, put from and put to: host, pinned (locked for
-    /// GPUs), device:N (the GPU of this number) or device (the first). Two kinds are rank 0's,
-    /// which measures, and rank 1's.
+    /// Memory of the operations: host, pinned (locked for GPUs), device:N (the GPU of this
+    /// number) or device (the first). Two kinds are rank 0's, which measures, and rank 1's.
     #[arg(long, value_parser = Sides::parse, default_value = "host", value_name = "KIND[,KIND]")]
     pub(super) mem: Sides,
 
@@ -133,7 +132,8 @@ pub(crate) struct PerfOptions {
     #[arg(value_name = "core|none", hide_possible_values = true)]
     pub(super) bind: Bind,
 
-    /// How threads wait: poll, or sleep when idle [default: poll where each can have a core]
+    /// Way in which threads wait: poll, or sleep when idle [default: poll where each can have a
+    /// core]
     #[arg(long, value_enum, value_name = "poll|sleep", hide_possible_values = true)]
     pub(super) wait: Option<Pace>,
 

@@ -1,8 +1,8 @@
 //! `carrack put_get_bench`: the figures of `carrack perf`, asked for and printed as the OSU
 //! benchmarks are, so that they can be compared with theirs.
 //!
-//! Of the format (OSU Micro-Benchmarks 5 to 7): two lines of comment that name test and memory, one
-//! that names the columns, and a row for each size: the size in ten columns, figures in eighteen
+//! The format is that of OSU Micro-Benchmarks 5 to 7. Two lines of comment name test and memory,
+//! and one names the columns. Each size has a row: the size in ten columns, figures in eighteen
 //! each, with two decimals. Latencies are means in microseconds, as theirs; a MB is 10^6 bytes.
 
 use super::benchmark::Reach;

@@ -10,8 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
 use std::time::Duration;
 
-/// Sizes of latency and bandwidth when none are given: within a cache line, within a ring, a page,
-/// a packet, and two that are too long for one.
+/// Sizes of latency and bandwidth when none are given. All except the last two fit in a packet.
 const SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Size of rate when none is given.
 const RATE_SIZE: usize = 8;

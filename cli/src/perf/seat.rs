@@ -34,8 +34,8 @@ pub(super) enum Pace {
 /// A device with all that goes with it. Both ranks make theirs in the same order, so that devices
 /// and names are the same on both.
 ///
-/// While a round runs, at most one thread makes progress on a seat's device if the pace is `Spin`
-/// and the device is the seat's own; before and after it, the rank's main thread does.
+/// If the pace is `Spin` and the device is the seat's own, at most one thread makes progress on it
+/// while a round runs. Before and after the round, the rank's main thread does.
 ///
 /// Threads write to their seats with each message, and share no cache line, nor a pair of them that
 /// a processor fetches together.
@@ -106,8 +106,8 @@ impl Seat {
         })
     }
 
-    /// Prepares for a point: its thread's way of waiting and CPUs, `is_shared` if other seats use
-    /// its device, and the devices that no other seat polls.
+    /// Prepares for a point: its thread's way of waiting and CPUs, and the devices that no other
+    /// seat polls. `is_shared` says that other seats use its device.
     pub(super) fn prepare(
         &mut self,
         pace: Pace,
@@ -159,7 +159,7 @@ impl Seat {
         }
     }
 
-    /// Begins an operation, too. Returns its buffer if it is over already.
+    /// Begins an operation, too. Returns its buffer if it has ended already.
     #[inline(always)]
     pub(super) fn begin_with_buffer<K: Kind>(
         &self,
@@ -182,7 +182,7 @@ impl Seat {
         self.posted.set(self.posted.get() + 1);
     }
 
-    /// Posts an operation on this seat's device, and waits until it is over.
+    /// Posts an operation on this seat's device, and waits until it ends.
     pub(super) fn wait<'a, K: Kind>(&'a self, op: Post<'a, K>) -> Result<Status, PerfError> {
         let over = CompQueue::new(2);
         op.device(&self.device).comp(&over).submit()?;

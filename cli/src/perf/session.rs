@@ -136,8 +136,8 @@ impl Session {
         self.part()
     }
 
-    /// Ends with the others. Messages that a receiver fetches are over when it has said so, on
-    /// their own device: a barrier is not behind that.
+    /// Ends with the others. A message that a receiver fetches ends when the receiver says so on
+    /// the message's device; a barrier does not wait for that.
     fn part(&self) -> Result<(), PerfError> {
         for seat in &self.seats {
             self.runtime.wait_drained(&seat.device, PATIENCE)?;
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     /// Returns the time of all steps of a point in shares of its time, and the count of its last
-    /// round, where a step takes the share that `step` says.
+    /// round. A step takes the share that `step` returns.
     fn total(mut step: impl FnMut() -> f64) -> (f64, u64) {
         let mut total = 0.0;
         let mut round = |count: u64| {

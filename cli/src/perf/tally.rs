@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 ///
 /// A [`Counter`](carrack::Counter) does the same for any number of threads, at the price of a
 /// locked instruction for each message. Here one thread at a time makes progress on a device (see
-/// `seat`), so that a load and a store are enough: the least that any program could do with a
+/// `seat`), so a load and a store are enough. That is the least that any program could do with a
 /// message.
 pub(super) struct Tally {
     counts: Arc<Landing<Counts>>,

@@ -88,10 +88,10 @@ const SUITES: &[Suite] = &[
     suite("host", "huge", On::Nothing, false, 30),
 ];
 
-/// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one
-/// of its own tests would run it again, the mock library needs a C compiler (four modules),
-/// instructions are counted in the tree, the table of rules is read there, a guest is made
-/// from it, and two nodes need root.
+/// Modules of test programs that are no suites of a selftest. It runs the examples by itself, and
+/// one of its own tests would run it again. Four modules need a C compiler for the mock library.
+/// Counts of instructions, the table of rules and the guest need the source tree. Two nodes need
+/// root.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &[
     "cli_selftest",

@@ -4,8 +4,8 @@ use crate::names::Rank;
 use crate::region::Region;
 use std::ops::Deref;
 
-/// Memory of the leader's GPU that all ranks of the scope share, as a [`Region`] of this rank:
-/// registered, posted, copied, and passed to kernels by its [address](Region::addr).
+/// Memory of the leader's GPU that all ranks of the scope share, as a [`Region`] of this rank. It
+/// is registered, posted, copied, and passed to kernels by its [address](Region::addr).
 ///
 /// This rank releases it when the last clone of it, of its region and of their parts is dropped.
 #[derive(Clone, Debug)]

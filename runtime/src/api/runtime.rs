@@ -134,7 +134,7 @@ impl Runtime {
     }
 
     /// Gives a completion object a name by which other ranks' active messages reach it. The name is
-    /// the same on all ranks that register in the same order; peers may use it once it is
+    /// the same on all ranks that register in the same order. Peers may use it once it is
     /// registered, so put a [`barrier`](Self::barrier) in between.
     pub fn register_comp(&self, comp: &impl AsCompletion) -> Result<RemoteComp, ResourceError> {
         self.0.comps.register(comp.as_completion().clone())

@@ -1,8 +1,8 @@
 //! Answers from the launcher, and the wake-up of the threads that wait for them.
 //!
 //! Any thread may empty the socket, so the thread that finds an answer need not be the one that
-//! sleeps for it. Two eventfds wake sleepers: one is readable while an answer lies here that no
-//! `get` has returned, the other after each event that a fence waits for.
+//! sleeps for it. Two eventfds wake sleepers. One is readable while an answer waits here that no
+//! `get` has returned. The other is readable after each event that a fence waits for.
 
 #![forbid(unsafe_code)]
 

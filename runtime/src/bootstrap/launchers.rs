@@ -1,6 +1,6 @@
 //! The variables of launchers.
 //!
-//! A process that one of them started as one of several, and that cannot find its job, must not
+//! A process that cannot find its job, although a launcher started it as one of several, must not
 //! silently run as a job of one.
 
 #![forbid(unsafe_code)]

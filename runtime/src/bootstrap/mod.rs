@@ -95,9 +95,9 @@ pub trait Bootstrap: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::TooLarge`] for a key over 256 bytes or a value over 64 KiB;
-    /// [`BootstrapError::AlreadyPut`] for a second, different value (under a launcher a later call
-    /// returns [`BootstrapError::Refused`]); [`BootstrapError::LauncherGone`];
+    /// [`BootstrapError::TooLarge`] for a key over 256 bytes or a value over 64 KiB.
+    /// [`BootstrapError::AlreadyPut`] for a second, different value; under a launcher a later call
+    /// returns [`BootstrapError::Refused`]. [`BootstrapError::LauncherGone`].
     /// [`BootstrapError::StoreGone`].
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError>;
 
@@ -146,7 +146,7 @@ pub trait Bootstrap: Send + Sync {
     }
 
     /// Returns a descriptor that is readable while an answer waits that no [`get`](Self::get) has
-    /// returned, or a frame that the next call to `get` would read.
+    /// returned. It also is while a frame waits that the next call to `get` would read.
     ///
     /// Threads sleep on it by `poll` or `epoll`, and never read from it. `None`: answers come at
     /// once, or there is no descriptor, so poll with pauses.

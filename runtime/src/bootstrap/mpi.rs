@@ -63,10 +63,10 @@ impl MpiComm<'_> {
     ///
     /// # Safety
     ///
-    /// While the value is used, the handle is `MPI_COMM_NULL` or a communicator of the library
-    /// whose functions this process finds by their names, and `MPI_Finalize` is not called. Where
-    /// the value is [joined](Self::join), the thread may call MPI, by the thread level that the
-    /// program has asked for, and no other thread calls collective functions on that communicator.
+    /// While the value is used, the handle is `MPI_COMM_NULL` or a communicator. Its library is the
+    /// one whose functions this process finds by their names. `MPI_Finalize` is not called. Where
+    /// the value is [joined](Self::join), the thread level that the program has asked for lets the
+    /// thread call MPI. No other thread calls collective functions on that communicator.
     pub const unsafe fn from_raw(raw: usize) -> Self {
         Self { raw, lent: PhantomData }
     }
@@ -122,7 +122,7 @@ fn abi_version(library: &Library) -> c_int {
     type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the type is that of MPI 5.0 for a function of this name, which may be called at any
-    // time; the places for the answer are ours.
+    // time. The places for the answer are ours.
     unsafe {
         match library.get::<Version>("MPI_Abi_get_version") {
             Ok(version) if version(&raw mut major, &raw mut minor) == 0 => major,

@@ -5,7 +5,7 @@
 //!
 //! The socket is inherited (`PMI_FD`), or the rank connects to `PMI_PORT` and names itself by
 //! `PMI_ID`. Hydra takes the end of a socket without `cmd=finalize` for a failure, and kills all
-//! ranks; so the rank says it when its bootstrap is dropped.
+//! ranks. So the rank says it when its bootstrap is dropped.
 
 #![forbid(unsafe_code)]
 

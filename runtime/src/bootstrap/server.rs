@@ -1,7 +1,7 @@
 //! The store's half of the bootstrap: frames in, frames out, no I/O.
 //!
 //! `carrack run`, or rank 0's thread, moves the bytes; this module interprets them. A rank that
-//! breaks the protocol is cut off, and the others are told as if it had died: it can fail its own
+//! breaks the protocol is cut off, and the others are told as if it had died. It can fail its own
 //! messages and nothing else.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Where a process finds its job.
+//! The source in which a process finds its job.
 //!
 //! Variables of several launchers at once are normal: what a launcher within a Slurm job starts has
 //! those of both. So the order counts ([`Source::find`]), and what only a launcher's own processes
@@ -54,9 +54,9 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// Returns the source that this process is to use: the first that is there of `carrack run`,
-    /// torchrun, PMIx, PMI, torchrun's variables of another launcher, Slurm's variables. A source
-    /// that `CARRACK_BOOTSTRAP` demands comes before all but the first.
+    /// Returns the source that this process uses, which is the first that is there. The order is
+    /// `carrack run`, torchrun, PMIx, PMI, torchrun's variables of another launcher, Slurm's
+    /// variables. A source that `CARRACK_BOOTSTRAP` demands comes before all but the first.
     ///
     /// # Errors
     ///

@@ -11,8 +11,8 @@ impl Group {
     /// Returns each member's bytes, in the group's order. All must contribute the same number of
     /// bytes.
     ///
-    /// Bruck's algorithm (1997): in round k each member passes on all it has, up to 2^k
-    /// contributions, to the one 2^k places back; ⌈log₂ n⌉ rounds.
+    /// Bruck's algorithm (1997), ⌈log₂ n⌉ rounds: in round k each member passes all it has, up to
+    /// 2^k contributions, to the one 2^k places back.
     ///
     /// # Errors
     /// See [`CollectiveError`].

@@ -458,8 +458,8 @@ impl<'a> Call<'a> {
         self.block(async { result })
     }
 
-    /// Blocks on the operation. A member that waits in another group's operation, unknown to this
-    /// rank, while this one waits for it is reported as a mismatch after a while.
+    /// Blocks on the operation. A member that this rank waits for may itself wait in an operation
+    /// of a group that this rank does not know. After a while that is reported as a mismatch.
     pub(super) fn block<T>(
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,

@@ -29,10 +29,10 @@ use std::sync::{Arc, Weak};
 /// - A waiting stream takes up one of the context's connections to its GPU. At most two fewer than
 ///   `CUDA_DEVICE_MAX_CONNECTIONS` (8 by default) may wait at a time; [`wait_on`](Self::wait_on)
 ///   refuses one more. Streams that wait for events of waiting streams are not counted.
-/// - Calls of CUDA that wait for all of a context block while a stream of it waits: `cudaFree`,
-///   `cudaFreeHost`, `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a
-///   module. The thread that makes progress must not call them meanwhile; other threads may. The
-///   runtime defers its own.
+/// - Calls of CUDA that wait for all of a context block while a stream of it waits. These are
+///   `cudaFree`, `cudaFreeHost`, `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and
+///   unloading a module. The thread that makes progress must not call them meanwhile; other threads
+///   may. The runtime defers its own.
 /// - A kernel that takes up the whole GPU, and waits for a result of later work, waits for ever, as
 ///   in any CUDA program.
 #[derive(Clone)]

@@ -18,8 +18,8 @@ use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
 pub(crate) enum Step {
     /// It still waits for its turn or for room.
     Waits,
-    /// It waits for an event of the user, or for the end of operations that wait for this peer,
-    /// since no more offers may be in flight. Either may need further messages of the runtime.
+    /// It waits for an event of the user. Or no more offers may be in flight, and it waits for the
+    /// end of operations with this peer. Either may need further messages of the runtime.
     Held,
     /// It has ended.
     Ended(Result<(), OpError>),

@@ -101,7 +101,7 @@ impl Carrier {
         self.note_off(peer);
     }
 
-    /// Notes for all devices that a peer has told XOFF to one of them, or to none any more: a
+    /// Notes for all devices that a peer has told XOFF to one of them, or to none any more. A
     /// message that comes by one device may be replied to by another. A device whose peer is gone
     /// hears no XON any more.
     pub(crate) fn note_off(&self, peer: Rank) {

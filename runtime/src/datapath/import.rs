@@ -9,8 +9,8 @@ use carrack_transports::mem::MapError;
 use std::sync::Arc;
 
 impl Carrier {
-    /// Returns the memory of a remote key, mapped here at the first use (for the engines of the
-    /// device `near`), and its transport; or the reason why not.
+    /// Returns the memory of a remote key and its transport, or the reason why it cannot be mapped.
+    /// It is mapped at the first use, for the engines of the device `near`.
     #[inline]
     pub(crate) fn mapped<'k>(
         &self,

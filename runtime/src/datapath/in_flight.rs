@@ -279,7 +279,7 @@ pub(super) struct OfDevice<'a>(pub(super) &'a Carrier, pub(super) &'a Port);
 
 impl Holder for OfDevice<'_> {
     /// Ends the transfers that `why` concerns. A transfer with an engine at work ends when the
-    /// engine is done. A rank that may use a buffer is first kept from that; a rank that is stopped
+    /// engine is done. A rank that may use a buffer is first kept from that. A rank that is stopped
     /// in the middle of a copy keeps the buffer.
     fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
         let Self(carrier, device) = *self;

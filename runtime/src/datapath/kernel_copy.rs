@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// Messages that are copied by one call of the kernel, at most.
 const TOGETHER: usize = 16;
 
-/// Looks at the sender's pieces of the only message before other work has its turn: one or two
-/// microseconds, in which a sender that began a little later ends.
+/// Looks at the sender's pieces of the only message before other work has its turn. They take one
+/// or two microseconds, in which a sender that began a little later ends.
 const LOOKS: u32 = 50;
 
 /// The kernel's copy of a message.

@@ -24,8 +24,8 @@ pub(crate) const NOBODY: RemoteComp = RemoteComp(0);
 /// A set of resources: an address on each transport, links to peers, packets. Threads with a device
 /// each do not contend. Clones are handles to the same device.
 ///
-/// The devices of a job are numbered in the order in which they are made, and those of one number
-/// talk to each other: all ranks must make them alike.
+/// The devices of a job are numbered in the order in which they are made. Those of one number talk
+/// to each other, so all ranks must make them alike.
 #[derive(Clone)]
 pub struct Device(pub(crate) Arc<Port>);
 

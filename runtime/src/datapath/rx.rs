@@ -41,7 +41,7 @@ pub(super) enum Means {
     Inflow(Box<Inflow>),
     /// The buffer, while its sender's NIC may write to it.
     Exposed(Box<dyn Exposed>),
-    /// The same, chunk by chunk, each of so many bytes at most.
+    /// The same, chunk by chunk, and the largest number of bytes of a chunk.
     Chunks(Box<dyn ExposedChunks>, usize),
     /// The kernel's copy.
     Pull(Box<Pull>),
@@ -403,8 +403,8 @@ impl RxOp {
         }
     }
 
-    /// Returns `true` if the sender's NIC may write the message: no put, since with a reachable
-    /// region it would not have come by an RTS, and no answer to a get.
+    /// Returns `true` if the sender's NIC may write the message. It may write no answer to a get,
+    /// and no put: with a reachable region a put has no RTS.
     fn may_be_written(&self) -> bool {
         self.rx.tx() != 0 && !self.target.is_memory()
     }
@@ -431,7 +431,8 @@ impl RxOp {
     }
 
     /// Lets the sender's NIC write to the destination of a message, where that is possible and
-    /// pays: host memory, or GPU memory that this rank's NIC reaches, which then needs no blocks.
+    /// pays. The destination is host memory, or GPU memory that this rank's NIC reaches, which then
+    /// needs no blocks.
     fn as_a_whole(&mut self, run: &Run<'_>) -> Option<Way> {
         let linked = run.device.known_route(self.from)?.linked()?;
         let may = self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.windows;

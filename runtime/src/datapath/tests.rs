@@ -48,8 +48,8 @@ fn a_deadline_is_noted_when_its_operation_can_be_found() {
         run.begin(device.transfers.now(), Box::new(InFlight::Flush(flush)), None);
         run.into_ended()
     };
-    // One that is not taken shows whether the time was noted first: another thread would then
-    // look for the operation in vain, and the time would be over.
+    // One that is not taken shows whether the time was noted first. Another thread would then look
+    // for the operation in vain, and the deadline would be forgotten.
     device.transfers.table.fail(Rank(1), &DownCause::Closed);
     assert_eq!((begin(Rank(1)).len(), limit()), (1, Duration::MAX));
     assert!(begin(Rank(0)).is_empty() && limit() <= Duration::from_secs(1000));

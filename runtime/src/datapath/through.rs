@@ -1,4 +1,4 @@
-//! Copies within this process between GPU memory and pageable host memory, block by block: the
+//! Copies within this process between GPU memory and pageable host memory, block by block. The
 //! driver's own call would wait until the engine has copied all bytes. Of many copies that go
 //! together a block takes as many as fit, and the engine gets them in one call.
 
@@ -8,8 +8,8 @@ use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, ByWay, CopyError, MemKind, Refused, Together, Transfer};
 use std::sync::Arc;
 
-/// Bytes of pageable host memory that a driver's call takes in at once, and returns before the
-/// engine is at them (the CUDA driver's documentation, "API synchronization behavior").
+/// Bytes of pageable host memory that a driver's call takes in before it returns, without a wait
+/// for the engine. See "API synchronization behavior" in the CUDA driver's documentation.
 const AT_ONCE: usize = 64 << 10;
 
 /// A copy that an engine does, alone or with the CPU's help.

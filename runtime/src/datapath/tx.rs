@@ -538,7 +538,7 @@ fn restore(transfer: InFlight, bytes: &mut Buffer) {
 }
 
 impl Port {
-    /// Sends a request about the peer's memory, through the backlog if necessary: `request` gets
+    /// Sends a request about the peer's memory, through the backlog if necessary. `request` gets
     /// the name of the operation, and the address of `bytes`, which are for the peer.
     pub(crate) fn request(
         &self,

@@ -10,8 +10,8 @@ use carrack_transports::contract::DownCause;
 ///
 /// `Core::each_holder` and `Port::each_holder` enumerate the holders. Ends of peers, deadlines, the
 /// list of pending operations, the end of a runtime and the wait for idleness reach them by that
-/// alone. A holder takes operations out under its lock and ends them after it is released, because
-/// the drop of a buffer may run code of the user.
+/// alone. A holder takes operations out under its lock, and ends them without the lock: the drop of
+/// a buffer may run code of the user.
 pub(crate) trait Holder {
     /// Ends the operations that `why` concerns. Operations that a link or an engine has may end
     /// only by that.

@@ -1,12 +1,12 @@
 //! The operations of a device that are in flight with a peer, each under its name.
 //!
-//! One thread at a time carries an operation on. It takes the operation out, acts without the
-//! lock, and puts it back; events that come meanwhile wait on the operation's entry, and the same
-//! thread handles them next. So each operation sees its events one after the other, and no call
-//! of a transport, a driver or the kernel happens under a lock of the table.
+//! One thread at a time carries an operation on. It takes the operation out, acts without the lock,
+//! and puts it back. Events that come meanwhile wait on the operation's entry, and the same thread
+//! handles them next. So each operation sees its events one after the other. No call of a
+//! transport, a driver or the kernel happens under a lock of the table.
 //!
-//! The table is sharded by peer. A peer's end is noted in its shard, so an operation is either
-//! there when the peer ends, and hears of it, or is refused afterwards.
+//! The table is sharded by peer. A peer's end is noted in its shard. So an operation is either
+//! there when the peer ends, and is ended, or is refused afterwards.
 //!
 //! Names are numbers that are used once, and are looked up together with the peer's rank. A late,
 //! repeated or forged name finds nothing.

@@ -13,14 +13,14 @@
 //!
 //! The other half is for messages that are sent before their sender hears of the hold. Each sender
 //! has a share of that half ([`Deaf`]), after which it has to make progress before it sends more.
-//! So a rank keeps its budget, plus the messages that the links to it hold: a ring of shared
-//! memory, or the requests of a queue pair.
+//! So a rank keeps its budget, plus the messages that the links to it hold. A link holds them in a
+//! ring of shared memory, or as requests of a queue pair.
 //!
 //! A reply that a handler posts to its message's sender is accepted beyond the bound of the
-//! backlog. The sender is then told XOFF: it posts only replies until half of the bound is
-//! left, and this rank's other posts have no more than that half. So a backlog exceeds its bound by
-//! the replies to what the sender has posted before it hears of that: what its backlog and the
-//! links hold.
+//! backlog. The sender is then told XOFF: it posts only replies until half of the bound is left.
+//! This rank's other posts have no more than that half. So a backlog exceeds its bound by the
+//! replies to messages that the sender posted before the XOFF came. Its backlog and the links hold
+//! those messages.
 //!
 //! The decisions are those of [`flow`](crate::protocol::flow).
 

@@ -1,4 +1,4 @@
-//! How often a device is polled that polls by system calls.
+//! Pace of the polls of a device that polls by system calls.
 //!
 //! A poll of such a device costs a message of another transport more than it takes itself. So it
 //! is left alone by most calls of progress while it has nothing.
@@ -25,8 +25,8 @@ impl Pace {
     const IDLE: u32 = 512;
     /// Calls between two polls of a device that has nothing.
     const REST: u32 = 16;
-    /// Ticks within which so many calls come from a thread that polls all the time. One that calls
-    /// now and then leaves no device alone.
+    /// Ticks within which [`REST`](Self::REST) calls come from a thread that polls all the time.
+    /// One that calls now and then leaves no device alone.
     const SPAN: u64 = 50 * TICKS_PER_MICROSECOND;
 
     /// Returns `true` if this call leaves the device alone.

@@ -30,9 +30,9 @@ pub(crate) struct Route {
     /// The peer's end, if an operation noticed it: this may be before progress does.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// The number of waiting operations, with the flags [`DOWN`] once the peer is gone, [`HELD`]
-    /// while it wants offers, and [`OFF`] while it wants replies only. Each post reads it without
-    /// a lock.
+    /// The number of waiting operations, and flags. [`DOWN`] is set once the peer is gone, [`HELD`]
+    /// while it wants offers, and [`OFF`] while it wants replies only. Each post reads it without a
+    /// lock.
     hurdles: Hurdles,
     /// The hold that the peer has told this device.
     hold: Mutex<Tx>,
@@ -184,7 +184,7 @@ impl Route {
         self.down().or_else(|| self.told.get())
     }
 
-    /// Returns `true` if any message can go straight to the link: the backlog is empty, and the
+    /// Returns `true` if any message can go straight to the link. The backlog is empty, and the
     /// peer is neither known to be gone nor holds this sender.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
@@ -258,7 +258,7 @@ impl Route {
     }
 
     /// Makes the link. `Ok(None)`: the peer has not published its address yet, another thread is
-    /// making the link, or this process has a shortage, which was reported; a later call tries
+    /// making the link, or this process has a shortage, which was reported. A later call tries
     /// again.
     #[cold]
     pub(crate) fn link(
@@ -348,9 +348,9 @@ impl Route {
 }
 
 impl Route {
-    /// Returns the link to the NIC that is the coherence owner of the peer's words: the link of
-    /// messages where these use that NIC, or a second one. `Ok(None)`: the peer has not published
-    /// its address yet, or another thread is making the link.
+    /// Returns the link to the NIC that is the coherence owner of the peer's words. It is the link
+    /// of messages where these use that NIC, or a second one. `Ok(None)`: the peer has not
+    /// published its address yet, or another thread is making the link.
     #[cold]
     pub(crate) fn link_to_words(
         &self,
@@ -419,9 +419,9 @@ impl Route {
 type Candidates =
     (Vec<(&'static str, Reach)>, Vec<Option<carrack_transports::contract::AddressBlob>>);
 
-/// Returns each transport's answer for a peer: first the transports of this device, in the order
-/// of its lanes, then those that this rank could not open. `None`: the peer has not published its
-/// address yet.
+/// Returns each transport's answer for a peer. The transports of this device come first, in the
+/// order of its lanes, then those that this rank could not open. `None`: the peer has not published
+/// its address yet.
 pub(crate) fn candidates(
     local: &Local,
     device: &Endpoint,

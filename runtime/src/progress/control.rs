@@ -202,7 +202,7 @@ impl Pass<'_> {
         if !was_known || !device.has_memory_operations(owner, before) {
             return device.control(self.inner, owner, Control::Release { region });
         }
-        // The release must not be sent behind operations in flight: a NIC repeats a read whose
+        // The release must not be sent behind operations in flight. A NIC repeats a read whose
         // answer it missed, and a repeated read of revoked memory ends the connection. Some
         // operations also use another link.
         let operation = OpContext::of_runtime(owner, Tag::default(), 0, None);

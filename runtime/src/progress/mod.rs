@@ -72,8 +72,8 @@ struct Met {
     /// Meetings that need further action. The events in the batch hold their indices.
     meetings: Vec<Option<Meeting>>,
     /// Completion objects that were signaled at once: handles of receives, possibly the last ones.
-    /// They are dropped when this thread next makes progress, or ends: not under locks, and not
-    /// before the delivery, because a drop takes a quarter of a message's time.
+    /// They are dropped when this thread next makes progress, or ends. So no lock is held
+    /// meanwhile, and no delivery waits: a drop takes a quarter of a message's time.
     told: Vec<Arc<dyn Completion>>,
 }
 
@@ -156,9 +156,9 @@ fn keep_scratch(scratch: Box<Scratch>) {
     let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
 }
 
-/// Returns a handle of a completion object for a further operation: one that this thread would drop
-/// in its next call of progress, if that is the last one, or a new one. The counter in the object
-/// then stays as it is, and costs no atomic operation.
+/// Returns a handle of a completion object for a further operation. It is the last one that this
+/// thread would drop in its next call of progress, or a new one. The counter in the object then
+/// stays as it is, and costs no atomic operation.
 #[inline]
 pub(crate) fn told_or_cloned(comp: &Arc<dyn Completion>) -> Arc<dyn Completion> {
     let reuse = |kept: &Cell<Option<Box<Scratch>>>| {

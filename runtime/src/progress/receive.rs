@@ -28,10 +28,10 @@ impl Receive {
         self.meets_small((from, tag, bytes), met)
     }
 
-    /// Takes a message, and tells the completion object, if that is all there is to do: the CPU can
-    /// copy it, and the object is plain and has room. Otherwise returns `false`.
-    /// Except `IN_BATCH` the receive then waits on, and another thread may cancel it, so its buffer
-    /// stays as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
+    /// Takes a message, and tells the completion object, if that is all there is to do. The CPU can
+    /// copy the message, and the object is plain and has room. Otherwise returns `false`. Except
+    /// `IN_BATCH` the receive then waits on, and another thread may cancel it, so its buffer stays
+    /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
     #[inline(always)]
     pub(super) fn ends<const HOW: u8>(
         &mut self,

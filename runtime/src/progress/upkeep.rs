@@ -199,8 +199,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Hands over the messages that have landed, from the front of the reorder queue: one at a
-    /// time, outside its lock, as handing over calls users' code.
+    /// Hands over the messages that have landed, from the front of the reorder queue. One at a
+    /// time, outside its lock: handing over calls users' code.
     #[cold]
     pub(super) fn move_reorder_queue(&mut self) {
         while let Some((comp, status)) = self.device.reorder_queue.take_first() {

@@ -87,8 +87,8 @@ pub(crate) struct Bound(pub(crate) usize);
 
 impl Bound {
     /// Returns the operations that may wait when one more is posted. A reply always may: its
-    /// request has kept a place for it. A rank that `holds_off` its peer lets it go on once half
-    /// of the bound is left, so other posts of its own have only that half.
+    /// request has kept a place for it. A rank that `holds_off` its peer lets it go on once half of
+    /// the bound is left. So other posts of the rank have only that half.
     pub(crate) fn limit(self, is_reply: bool, is_off: bool, holds_off: bool) -> usize {
         match (is_reply, is_off) {
             (true, _) => usize::MAX,
@@ -340,8 +340,8 @@ mod tests {
                     pair.look(at, false);
                 }
                 for side in &pair.sides {
-                    // What its ring and its backlog hold when it hears of the hold, and what it has
-                    // sent before each of the words that the ring held.
+                    // The messages in its ring and its backlog when it hears of the hold, and those
+                    // sent before each word that the ring held.
                     let late = (RING + BOUND.0) * (RING + 1);
                     prop_assert!(side.bytes() <= BUDGET.0 / 2 + late * SIZE, "{}", side.bytes());
                     prop_assert!(side.backlog.len() <= BOUND.0 + late, "{}", side.backlog.len());

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A pair is the key by which a transport maps the region, under the transport's name. Two names
-//! that no transport has stand for the tag of the owner's job, and for the transport whose NIC is
-//! the coherence owner of the words.
+//! that no transport has are used, too. One stands for the tag of the owner's job, one for the
+//! transport whose NIC is the coherence owner of the words.
 
 use crate::names::Rank;
 use carrack_transports::contract::WireKey;

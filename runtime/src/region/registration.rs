@@ -18,9 +18,9 @@ pub enum AtomicAgent {
     /// owner has to make progress.
     #[default]
     Owner,
-    /// The owner's NIC, for all accesses: also for those of ranks on its node and of the owner
-    /// itself, which go through the NIC as well. The owner's CPU takes part only to tell each rank
-    /// the place of the memory once.
+    /// The owner's NIC, for all accesses. Those of ranks on its node and of the owner itself go
+    /// through the NIC as well. The owner's CPU takes part only to tell each rank the place of the
+    /// memory once.
     ///
     /// Host memory only. Plain reads see a word before or after an operation. Any other write (a
     /// put, a store, [`Region::fetch_add`]) may lose an operation in flight.

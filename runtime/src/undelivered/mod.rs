@@ -8,7 +8,7 @@
 //! as peers whose operations have to end. Progress tries all of them again.
 //!
 //! Waiting deliveries are charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`).
-//! Beyond it, senders are told to hold (`peer::hold`): their messages then come as offers, which
+//! Beyond it, senders are told to hold (`peer::hold`). Their messages then come as offers, which
 //! wait here without their bytes and are fetched one at a time, in order.
 
 mod budget;

@@ -163,7 +163,7 @@ mod tests {
                     continue;
                 }
                 if step == 2 {
-                    // The fetch of this rank is over.
+                    // The fetch of this rank has ended.
                     fetched.retain(|(other, _)| *other != from);
                     continue;
                 }

@@ -281,8 +281,8 @@ impl Faults {
         }
     }
 
-    /// Hides the owner of a device's memory, as for a device that the process cannot see: a
-    /// library of the program's may have opened such memory.
+    /// Hides the owner of a device's memory, as for a device that the process cannot see. A library
+    /// of the program's may have opened such memory.
     pub fn hide(&self, gpu: GpuUuid, hidden: bool) {
         let mut all = self.hidden.lock();
         if hidden {

@@ -73,9 +73,9 @@ pub enum Visibility {
     /// polls memory waits in vain.
     WithCompletion,
     /// When this device next reads for a peer, or does an atomic operation: a completion does not
-    /// tell that the bytes have arrived. The owner of a GPU must expect that, unless the GPU says
-    /// otherwise, also of bytes that its own device has read into the GPU's memory. A flush of the
-    /// GPU's is [`SimulatedNic::flush`](super::SimulatedNic::flush).
+    /// tell that the bytes have arrived. Unless a GPU says otherwise, its owner must expect that
+    /// also of bytes that its own device has read into the GPU's memory. A flush of the GPU's is
+    /// [`SimulatedNic::flush`](super::SimulatedNic::flush).
     WithRead,
 }
 

@@ -200,7 +200,7 @@ impl SimulatedNic {
 /// the results.
 ///
 /// For tests that wait until all is quiet. Between two polls that find nothing a NIC may have a
-/// packet in flight: at any distance of the polls, its thread may not have run. Not waited for are
+/// packet in flight: its thread may not have run, however far apart they are. Not waited for are
 /// timers, held work, other processes, and NICs on a network without a name.
 pub fn go_round() {
     Engine::all().iter().for_each(|engine| engine.go_round());

@@ -514,9 +514,9 @@ fn exchange(launcher: &FromLauncher) {
     launcher.finish().unwrap();
 }
 
-/// Descriptors on their way between processes count for all of a user's together, against what one
-/// may have open: ranks that come to that limit connect when others have taken theirs. Here others
-/// are this test.
+/// Descriptors in flight between processes count for all of a user's together, against the number
+/// that one may have open. Ranks that come to that limit connect when others have taken theirs.
+/// Here others are this test.
 #[test]
 fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_later() {
     const LIMIT: usize = 400;

@@ -21,7 +21,7 @@ const ROLE: &str = "TEST_GPU_INSTRUCTIONS";
 const WINDOW: u64 = 512;
 const PUTS: u64 = 2 * WINDOW;
 
-/// Calls of progress that find nothing over, that are counted.
+/// Counted calls of progress that find no copy complete.
 const PASSES: u64 = 1000;
 
 /// Messages, and those before, which warm up.
@@ -38,7 +38,7 @@ const MEASURED: [(&str, &str, u64); 10] = [
     ("messages_in_their_role", "measured_send", MESSAGES),
     // Until the copy is in flight.
     ("messages_in_their_role", "measured_arrival", MESSAGES),
-    // The receiver asks for the copy three times, of which the last finds it over; and its sender
+    // The receiver queries the copy three times, and the last query finds it complete. Its sender
     // hears of it.
     ("messages_in_their_role", "measured_message", MESSAGES),
     // One that the resident copier takes: until its command is written.

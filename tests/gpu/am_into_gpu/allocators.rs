@@ -228,7 +228,7 @@ pub(crate) fn little(runtime: &Runtime) {
     let allocator = {
         let (gpu, is_full) = (gpu.clone(), is_full.clone());
         move |layout: Layout| {
-            // More than there is: the driver itself says that it cannot be had.
+            // More than there is: the driver itself refuses it.
             let more =
                 if is_full.swap(true, Ordering::Relaxed) { gpu.info().memory as usize } else { 0 };
             let layout = Layout::from_size_align(layout.size() + more, layout.align()).unwrap();

@@ -1,8 +1,8 @@
 //! The simulated GPU: its memory traps the CPU, its handles work between real processes, and it
 //! takes injected faults.
 //!
-//! The processes are this test binary again. A test starts it for the one test [`child`], with a
-//! command in an environment variable and one end of a socket pair as its standard input.
+//! The processes are this test binary again. A test starts it for the one test [`child`]. An
+//! environment variable has the command, and standard input is one end of a socket pair.
 //!
 //! | module | one idea |
 //! |---|---|

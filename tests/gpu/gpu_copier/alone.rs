@@ -249,8 +249,8 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     assert!(counts(&**gpu).1 > before);
 }
 
-/// Each copy reads the bytes that the one before has written, though one look of the kernel finds
-/// all of them and its threads divide the bytes differently.
+/// Each copy reads the bytes that the one before has written. One look of the kernel finds all of
+/// them, and its threads divide the bytes differently.
 #[test]
 fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     let _watchdog = Watchdog::over("chains");

@@ -14,8 +14,8 @@ use rand::Rng;
 use std::time::Duration;
 
 /// gpu.md, life and death rule 1; legacy IPC rule 5. All three ranks are exporters and importers.
-/// The two that are left end what they have with the dead, as that, and go on with each other; what
-/// the dead one had mapped can be freed.
+/// The two that are left end their operations with the dead one with that error, and go on with
+/// each other. The memory that the dead one had mapped can be freed.
 #[test]
 fn a_rank_that_is_killed_in_mid_copy_costs_the_others_what_they_had_with_it_and_no_more() {
     let count = amount("TEST_KILLS", 9, 30);

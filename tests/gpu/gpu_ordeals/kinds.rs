@@ -27,8 +27,8 @@ fn a_driver_that_exports_or_opens_nothing_costs_speed_only_and_its_reason_is_tol
     }
 }
 
-/// gpu.md, VMM rule 4: where the kernel lets no descriptor be fetched from another process, as in
-/// many containers, it is handed out over a socket.
+/// gpu.md, VMM rule 4: where the kernel forbids to fetch a descriptor from another process, as in
+/// many containers, it goes over a socket.
 #[test]
 fn a_kernel_that_lets_no_descriptor_be_fetched_costs_nothing() {
     let _watchdog = Watchdog::over("no descriptors");

@@ -9,8 +9,8 @@ const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const MASKS: [[&str; 2]; 3] = [["0", "1"], ["0,1", "1,0"], ["0", "0"]];
 const APART: u64 = 0;
 
-/// gpu.md, legacy IPC rule 9. Each rank takes the first device that it sees, and what it has there
-/// is used by the other: by its engine, or by another way for a reason that is told.
+/// gpu.md, legacy IPC rule 9. Each rank takes the first device that it sees. The other uses its
+/// memory there by its engine, or by another way for a reason that is told.
 #[test]
 #[ignore = "full: a quarter of a minute; many jobs of processes"]
 fn ranks_under_masks_that_differ_reach_each_others_memory_or_say_why_not() {

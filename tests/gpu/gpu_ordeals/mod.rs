@@ -1,6 +1,6 @@
-//! Ranks with GPUs under stress: differing masks, memory of every kind, thousands of rounds, kills
-//! during copies, memory that is withdrawn in use, and programs that use their devices meanwhile.
-//! They run on simulated GPUs, and on real ones with `TEST_GPU=cuda`.
+//! Ranks with GPUs under stress. Masks differ, memory is of every kind, rounds are thousands, and
+//! ranks are killed during copies. Memory is withdrawn in use, and programs use their devices
+//! meanwhile. They run on simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 //!
 //! | module | one idea | more of it |
 //! |---|---|---|

@@ -11,13 +11,13 @@ use carrack::transports::mem::AllocId;
 use carrack::{Rank, RemoteKey, Runtime, Tag};
 use std::time::Duration;
 
-/// Rounds of allocating, registering, putting, getting, sending, and letting go of all of it.
+/// Rounds of allocating, registering, putting, getting, sending, and releasing all of it.
 pub(crate) fn count() -> u64 {
     amount("TEST_ROUNDS", 400, 2000)
 }
 
-/// gpu.md, legacy IPC rules 4 and 5. From the middle to the end mappings and descriptors are no
-/// more than they were, and with a simulated driver neither are its allocations and openings.
+/// gpu.md, legacy IPC rules 4 and 5. From the middle to the end mappings and descriptors do not
+/// become more. With a simulated driver neither do its allocations and openings.
 #[test]
 fn after_thousands_of_rounds_mappings_and_descriptors_are_what_they_were_in_the_middle() {
     let limit = Duration::from_secs(120 + count() / 20);

@@ -7,8 +7,8 @@ use carrack::{Buffer, PostError, Rank, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::FakeConfig;
 
 /// gpu.md, legacy IPC rule 3. Between two devices the engine has peer access on demand, for VMM and
-/// pool memory by the allocation, or takes a peer copy: every kind to every kind, on one device and
-/// on two.
+/// pool memory by the allocation, or takes a peer copy. Memory of every kind goes to every kind, on
+/// one device and on two.
 #[test]
 fn ranks_of_one_process_use_each_others_memory_by_its_own_address() {
     let _watchdog = Watchdog::over("same process");
@@ -16,9 +16,9 @@ fn ranks_of_one_process_use_each_others_memory_by_its_own_address() {
     everything::<OverShm>();
 }
 
-/// Devices without peer access to each other: messages between them go by way of host memory, puts
-/// and gets are refused with the driver's reason, and what stays on one device goes on. (A real
-/// driver has a peer copy for this, and refuses nothing.)
+/// Devices without peer access to each other. Messages between them go by way of host memory. Puts
+/// and gets are refused with the driver's reason. Transfers within a device go on. (A real driver
+/// has a peer copy for this, and refuses nothing.)
 #[test]
 fn between_devices_that_do_not_reach_each_other_messages_go_by_way_of_host_memory() {
     let _watchdog = Watchdog::over("apart");

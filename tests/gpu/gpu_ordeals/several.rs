@@ -1,5 +1,5 @@
-//! Memory made of several VMM allocations, one behind the other: one range for the program and its
-//! engines, and no handle stands for all of it.
+//! Memory made of several VMM allocations, one behind the other. It is one range for the program
+//! and its engines, and no handle stands for all of it.
 
 #![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
 

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A launcher: returns the commands, words each, that start so many ranks of a program on each
-/// node.
+/// A launcher: returns the commands, words each, that start this number of ranks of a program on
+/// each node.
 type Launcher<'a> = &'a dyn Fn(u32, &[String]) -> Vec<Vec<String>>;
 
 /// Runs what a launcher has to manage.
@@ -49,7 +49,7 @@ fn outlives(name: &str, launcher: Launcher<'_>) {
     says(name, launcher, (2, &traffic), ("1 passed", RANKS as usize - 1), false);
 }
 
-/// Runs so many ranks of a program on each node, which say something at least so many times.
+/// Runs `each` ranks of a program on each node, which say `shown` at least `times` times.
 fn says(
     name: &str,
     launcher: Launcher<'_>,

@@ -82,7 +82,7 @@ impl Faulty {
         Some(Self { nodes, ranks, _watchdog })
     }
 
-    /// Starts traffic of so many steps, and waits until it is in full swing.
+    /// Starts traffic of `steps` steps, and waits until it is in full swing.
     fn traffic(test: &str, weather: Weather, steps: u64, victim: u64) -> Option<Self> {
         let mut job = Self::start(test, weather, "traffic", &[rng().random(), steps, victim])?;
         assert!((0..RANKS).all(|rank| job.ranks.hears("in full swing", rank)));

@@ -51,7 +51,7 @@ fn a_program_that_is_executed_gets_no_descriptor_of_the_runtime() {
 /// Runs `child` in a fork of this process, which leaves without a word, or as a program that
 /// returns does.
 pub(crate) fn forked(child: impl FnOnce()) -> ExitStatus {
-    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C
+    // SAFETY: the child has this thread alone. Its calls are the subject of the test, and the C
     // library's allocator is made to work in a fork.
     match unsafe { libc::fork() } {
         0 => {

@@ -1,9 +1,9 @@
 //! One of eight ranks is stopped, goes on, and is killed, with messages to it in flight. The others
 //! exchange messages all the time.
 //!
-//! `TEST_SLOW=40` also gives figures: rank 0 prints the time of an exchange in so many phases, of
-//! which a quarter takes less: in turn with a peer that is idle and one that is stopped, and then
-//! with one that is dead.
+//! `TEST_SLOW=40` runs this number of phases, and gives figures. Rank 0 prints the lower quartile,
+//! over the phases, of the time of an exchange. The peer is in turn idle and stopped, and then
+//! dead.
 
 use crate::support::ranks::{Ranks, Role};
 use crate::support::{Job, OverShm, OverTcp, Watchdog, amount, pattern, rng, sent};

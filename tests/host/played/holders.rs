@@ -1,5 +1,5 @@
-//! The places where operations wait, one by one: each hears of deadlines, of its peer's end and of
-//! the end of its runtime, tells what waits there, and counts it.
+//! The places where operations wait, one by one. Each hears of deadlines, of its peer's end and of
+//! the end of its runtime. It tells which operations wait there, and counts them.
 
 use super::*;
 use carrack::packet::{GpuAllocator, PacketPool};

@@ -1,6 +1,6 @@
-//! A peer that the test plays, below a runtime of its own: the test says what comes from it, which
-//! messages it takes, and what else happens while a call of the transport is under way. So two
-//! threads meet in one order only.
+//! A peer that the test plays, below a runtime of its own. The test says what comes from it, which
+//! messages it takes, and what else happens during a call of the transport. So two threads meet in
+//! one order only.
 
 mod alone;
 mod holders;

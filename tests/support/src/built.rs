@@ -13,7 +13,7 @@ pub(crate) fn folder() -> PathBuf {
 
 /// Builds programs as this test was built. A test that Cargo did not start finds them as they are.
 ///
-/// All selections are of the workspace, and include examples or tests: Cargo unites the features of
+/// All selections are of the workspace, and include examples or tests. Cargo unites the features of
 /// all that it builds, and would compile the crates anew for a package alone.
 fn build(what: &[&str]) {
     let Some(cargo) = std::env::var_os("CARGO") else { return };

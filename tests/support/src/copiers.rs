@@ -3,7 +3,7 @@
 use carrack::transports::gpu::{CopierState, Gpu};
 use std::sync::Arc;
 
-/// Kernels launched, and copies given to them; nothing of a copier that cannot be had.
+/// Kernels launched, and copies given to them; nothing of a copier that could not be made.
 pub fn counts(gpu: &dyn Gpu) -> (u64, u64) {
     match gpu.copier() {
         CopierState::On { launches, copies } => (launches, copies),

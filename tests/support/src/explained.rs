@@ -73,7 +73,7 @@ fn told_in(view: &Value) -> Vec<Told> {
 }
 
 /// Fails unless each of these ranks says that it has no copier on its GPU since another process
-/// wants one there, and says of none that it is its own.
+/// wants one there. No rank may name itself as that process.
 #[track_caller]
 pub fn assert_shared(told: &[Told], ranks: u64) {
     assert_eq!(told.len() as u64, ranks * (ranks - 1), "{told:#?}");

@@ -50,8 +50,8 @@ impl Bootstrap for Place {
     }
 }
 
-/// Bytes that a rank holds in a job of `size` after it has talked to the few others that do: on the
-/// heap, and in memory that it shares.
+/// Bytes that a rank holds in a job of `size`, on the heap and in memory that it shares. It has
+/// talked to the few others that do.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub size: u32,

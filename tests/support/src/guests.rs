@@ -3,8 +3,8 @@
 
 use std::process::{Command, Stdio};
 
-/// A NIC that never gives up, and sends again after a second (4.096 µs times 2 to the power of 18)
-/// what is lost: Soft-RoCE takes seven retries for "for ever". However little of the processor a
+/// A NIC that never gives up. It sends a lost packet again after a second (4.096 µs times 2 to the
+/// power of 18). Soft-RoCE takes seven retries for "for ever". However little of the processor a
 /// guest gets, nothing ends but by what a test does. A shorter time would run out on a loaded
 /// machine where nothing is lost.
 pub const NEVER_GIVES_UP: [(&str, &str); 2] =

@@ -1,5 +1,5 @@
 //! Tools that the suites share: ranks in one process, a watchdog, random bytes, buffers with
-//! guards around them, and one interface to all kinds of completion objects.
+//! guards, and one interface to all kinds of completion objects.
 
 #![allow(missing_docs, reason = "helpers of tests, which names describe")]
 
@@ -297,7 +297,7 @@ pub fn step(ranks: &[Runtime]) {
     }
 }
 
-/// Pauses of a wait in which nothing moves: it waits for a timer or for another thread, and the
+/// Pauses of a wait in which nothing moves. It waits for a timer or for another thread, and the
 /// tests next to it need the CPU.
 #[derive(Default)]
 struct Pauses {

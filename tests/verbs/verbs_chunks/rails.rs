@@ -20,7 +20,7 @@ fn connected(devices: [usize; 2]) -> Ground {
     let ground = Ground::over(devices, [CHUNK, CHUNK]);
     let last = devices[0].min(devices[1]) - 1;
     let mut seed = 0;
-    // The first messages may be over before the further connections are up.
+    // The first messages may end before the further connections are up.
     while ground.counters_of(last)[1].written == 0 {
         seed += 1;
         arrives(&ground, seed, 4 * CHUNK);

@@ -14,8 +14,8 @@ use carrack::{Rank, Tag};
 use ground::{Ground, Place};
 use std::sync::Arc;
 
-/// One byte, what goes inline, what goes into a packet and what does not, what is written by a NIC,
-/// and many parts of a message.
+/// Lengths: one byte, inline, within a packet and above it, written by a NIC, and many parts of a
+/// message.
 const SIZES: [usize; 9] = [1, 7, 64, 221, 4096, 8193, 32 << 10, 100_003, 3 << 20];
 
 /// Length of messages that a NIC writes.

@@ -1,4 +1,4 @@
-//! Memory of simulated GPUs that a real driver's dma-bufs are made of: the kernel's Soft-RoCE
+//! Memory of simulated GPUs that a real driver's dma-bufs are made of. The kernel's Soft-RoCE
 //! writes to it and reads from it, with the driver that `--dmabuf` builds.
 
 use super::is_in_guests;

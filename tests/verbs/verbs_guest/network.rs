@@ -1,5 +1,5 @@
-//! Packets that are lost, repeated, spoilt or late, cuts, and a port that goes down: by the
-//! kernel's `netem` on the ways between the two devices, or by taking an interface down.
+//! Packets that are lost, repeated, spoilt or late, cuts, and a port that goes down. The kernel's
+//! `netem` makes them on the ways between the two devices, or an interface is taken down.
 
 use super::course::{Course, PARTED, Parting, UNDER_WAY};
 use super::{is_in_guests, told};

@@ -19,9 +19,10 @@ pub struct Caps {
     /// `true` if links write to and read from peers' memory by themselves
     /// ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
-    /// `true` if a peer's puts ([`Link::put_chunk`](super::Link::put_chunk) included) reach buffers
-    /// that this rank has exposed to it ([`Link::expose`](super::Link::expose)), with the help of
-    /// this rank's polls or without. So a large message needs no copy of the transport's.
+    /// `true` if a peer's puts reach buffers that this rank has exposed to it
+    /// ([`Link::expose`](super::Link::expose)), also those of
+    /// [`Link::put_chunk`](super::Link::put_chunk). They may need this rank's polls. So a large
+    /// message needs no copy of the transport's.
     pub windows: bool,
     /// `true` if a poll that finds nothing may take a system call. While nothing comes, the runtime
     /// polls such a device at intervals.

@@ -96,7 +96,7 @@ pub enum OpFailure {
     #[error(transparent)]
     Copy(#[from] CopyError),
     /// The device was closed first.
-    #[error("the device was closed before the operation was over")]
+    #[error("the device was closed before the operation ended")]
     Closed,
 }
 
@@ -205,8 +205,8 @@ impl Batch {
         }
     }
 
-    /// Returns the place of the next small message in front, to be written in place: a message
-    /// that is moved waits for the stores that made it. It is in the batch after
+    /// Returns the place of the next small message in front, to be written in place. A message that
+    /// is moved waits for the stores that made it. It is in the batch after
     /// [`keep_small`](Self::keep_small). `None`: it has to stand behind an event, or there is no
     /// room.
     #[inline(always)]

@@ -235,9 +235,9 @@ pub trait Link: Send + Sync {
         }
     }
 
-    /// Does the same where the caller says that more messages follow at once. This message may
-    /// wait for them: until another call submits a message, until no more messages fit into the
-    /// aggregate, or until the device is next polled.
+    /// Does the same where the caller says that more messages follow at once. This message may wait
+    /// for them. It leaves when another call submits a message, when the aggregate has no more
+    /// room, or when the device is next polled.
     #[inline]
     fn am_more(&self, header: (u64, u64), bytes: &[u8]) -> Short {
         self.am_short(header, bytes)

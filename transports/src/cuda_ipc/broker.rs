@@ -3,8 +3,8 @@
 //!
 //! An importer is of the same user, and must know a secret from the memory's key. It names an
 //! allocation by the inode of its ledger, and gets the descriptor or the answer that it is gone. A
-//! thread of its own answers, and sleeps otherwise: importers wait for the answer, and two
-//! processes that import from each other would otherwise wait forever.
+//! thread of its own answers, and sleeps otherwise. Importers wait for the answer, so without that
+//! thread two processes that import from each other would wait forever.
 
 use super::exports::Allocation;
 use crate::fork::Owner;

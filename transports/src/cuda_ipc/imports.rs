@@ -266,7 +266,7 @@ impl Imports {
             }
         }
         gpus.retain(|gpu| gpu.info().simulated == simulated);
-        // Where any of them will do, prefer one that this process works with: a GPU that another
+        // Where any of them will do, prefer one that this process works with. A GPU that another
         // process uses exclusively has its copier for that process.
         let works = |gpu: &Arc<dyn Gpu>| matches!(gpu.copier(), CopierState::On { .. });
         if near.is_none() {

@@ -166,10 +166,10 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `INVALID_VALUE`: `offset` or `len` is no multiple of the granularity, the piece is not
-    /// inside, memory lies there, or the addresses are another driver's; `access` names this
-    /// device for reading, or a device with different rights. `PEER_ACCESS_UNSUPPORTED`: a device
-    /// of `access` does not reach this one. Else the driver's: it has no such memory, or no more
-    /// of it.
+    /// inside, memory lies there, or the addresses are another driver's. Also if `access` names
+    /// this device for reading, or a device with different rights. `PEER_ACCESS_UNSUPPORTED`: a
+    /// device of `access` does not reach this one. Else the driver's: it has no such memory, or no
+    /// more of it.
     fn allocate_at(
         &self,
         reservation: &Reservation,
@@ -295,7 +295,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
 
     /// Opens a handle that another process has made, for this device's engines. The region covers
     /// the whole allocation (legacy IPC rule 1), of which the exported part begins at
-    /// [`Handle::offset`], and is closed when its last clone is dropped.
+    /// [`Handle::offset`]. It is closed when its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
 
     /// Opens a descriptor ([`HandleForm::Fd`]) as [`open`](Self::open) does, but at chosen

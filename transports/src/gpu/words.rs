@@ -98,9 +98,9 @@ impl Place {
 
     /// Has a stream wait until the word has reached `value`.
     fn hold(&self, stream: &dyn Stream, value: u64) -> Result<(), GpuError> {
-        // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the
-        // stream is past the wait: `waits` tells, and a page is not freed while one of its words
-        // has a wait left.
+        // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the stream
+        // is past the wait. `waits` tells, and a page is not freed while one of its words has a
+        // wait left.
         let past =
             unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
         let mut remembered = self.waits.lock();

@@ -11,10 +11,10 @@ use std::sync::Arc;
 /// Source of memory for packets. Users bring their own so that active messages land in memory of
 /// their choice.
 ///
-/// A pool asks for whole blocks, and checks each before its first use. A block that is too short,
-/// lies at an impossible address, or is of another kind than claimed is dropped, with an
-/// [`AllocError`] that says so. The checks help authors of allocators; they do not replace the
-/// promise below, as a pool cannot see whether memory is also used elsewhere.
+/// A pool asks for whole blocks, and checks each before its first use. It drops a block that is too
+/// short, lies at an impossible address, or is of another kind than claimed. An [`AllocError`]
+/// gives the reason. The checks help authors of allocators; they do not replace the promise below,
+/// as a pool cannot see whether memory is also used elsewhere.
 ///
 /// An allocator over a driver's memory pools:
 ///
@@ -51,7 +51,7 @@ use std::sync::Arc;
 ///
 /// # Safety
 /// Each [`Chunk`] that is given out is memory of [`kind`](Self::kind), with the length and
-/// alignment asked for, and not used elsewhere until the chunk is dropped. Host memory is
+/// alignment asked for. It is not used elsewhere until the chunk is dropped. Host memory is
 /// initialised, to any values.
 pub unsafe trait PacketAllocator: Send + Sync + fmt::Debug {
     /// Returns the kind of its memory, always the same: host, pinned, or one GPU's.
@@ -309,7 +309,7 @@ impl PinnedAllocator {
     }
 }
 
-// SAFETY: each chunk is a whole allocation of the driver, kept by the region that owns it; it is
+// SAFETY: each chunk is a whole allocation of the driver, kept by the region that owns it. It is
 // mapped from the system, and so initialised.
 unsafe impl PacketAllocator for PinnedAllocator {
     fn kind(&self) -> MemKind {

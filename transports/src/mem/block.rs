@@ -1,8 +1,8 @@
 //! Memory of an allocator, checked before its first use.
 //!
-//! An allocator may be the program's code, and its errors show far away: as a crash in a copy, or
-//! as a message that turns into another. So all checks that are possible are made here, where a
-//! pool grows and time does not matter.
+//! An allocator may be the program's code. Its errors show far away, as a crash in a copy, or as a
+//! message that turns into another. So all checks that are possible are made here, where a pool
+//! grows and time does not matter.
 
 use super::{AllocError, AllocId, Chunk, MemKind, PacketAllocator};
 use crate::gpu::{Driver, Extent, Gpu};

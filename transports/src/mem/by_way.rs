@@ -6,8 +6,8 @@ use super::{CopyError, MemKind, MemMut, MemRef, Place, Region, Together, Transfe
 use crate::gpu::{Gpu, Pieces};
 use std::sync::Arc;
 
-/// Copies in two halves: the CPU copies between the host memory and blocks, an engine between
-/// blocks and the GPU's memory, one call for each block. Each half continues from its own
+/// Copies in two halves. The CPU copies between the host memory and blocks, an engine between
+/// blocks and the GPU's memory. Each block takes one call. Each half continues from its own
 /// position; a block may end in the middle of a piece.
 pub struct ByWay {
     together: Together,
@@ -16,8 +16,8 @@ pub struct ByWay {
     len: usize,
 }
 
-// SAFETY: its pointers lead into memory of the regions that it holds, which any thread may use,
-// and only a thread with `&mut self` follows them.
+// SAFETY: its pointers lead into memory of the regions that it holds, which any thread may use.
+// Only a thread with `&mut self` follows them.
 unsafe impl Send for ByWay {}
 // SAFETY: as above; through a shared reference nothing is copied.
 unsafe impl Sync for ByWay {}

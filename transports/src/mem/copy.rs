@@ -76,8 +76,8 @@ pub enum CopyError {
 /// Other threads, too, may use a range of a region at the same time, by this function or by
 /// atomics. Both sides are accessed plainly all the same. The language asks for relaxed atomics
 /// for each byte, which take 5 to 19 times as long from 64 bytes on. Atomics of words take twice
-/// as long, and the language does not define how they meet accesses of other lengths. The promise
-/// of [`Region`](super::Region) rests on three facts instead: each side is accessed once, nothing
+/// as long, and the language does not define how they meet accesses of other lengths. Instead the
+/// promise of [`Region`](super::Region) rests on three facts. Each side is accessed once, nothing
 /// here depends on the values, and no reference to the bytes exists.
 #[inline(always)]
 pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {

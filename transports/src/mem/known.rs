@@ -220,10 +220,10 @@ impl KnownMemory {
     /// See [`RawError`].
     ///
     /// # Safety
-    /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the
-    /// last clone of the region, of its parts and of its root is dropped. The table's own clone of
-    /// the root does not count. Memory said to be [`MR_HOST`](super::MR_HOST) is host memory.
-    /// Memory said to be [`MR_DEVICE`](super::MR_DEVICE) is GPU memory, and
+    /// `len` bytes at `addr` stay allocated until the last clone of the region, of its parts and of
+    /// its root is dropped. Until then they are not used through Rust references. The table's own
+    /// clone of the root does not count. Memory said to be [`MR_HOST`](super::MR_HOST) is host
+    /// memory. Memory said to be [`MR_DEVICE`](super::MR_DEVICE) is GPU memory, and
     /// [`forget`](Self::forget) was called before earlier memory at its address was freed.
     pub unsafe fn region(
         &self,
@@ -463,7 +463,7 @@ impl Table {
 /// Makes a region of memory, which frees nothing.
 ///
 /// # Safety
-/// `len` bytes at `base` are memory of that kind, which stays allocated, and is not used through
+/// `len` bytes at `base` are memory of that kind. They stay allocated, and are not used through
 /// Rust references, for as long as the region or a part of it is used.
 unsafe fn over(
     base: NonNull<u8>,

@@ -24,8 +24,8 @@
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
 //! | [`prefetch`](mod@prefetch) | cache lines that are read soon |
 //!
-//! The rule behind all of it: the CPU touches memory with a load, a store or a `memcpy` only if
-//! the memory is known to be host memory.
+//! The rule behind all of it: loads, stores and `memcpy` touch only memory that is known to be host
+//! memory.
 
 #![expect(unsafe_code, reason = "memory is mapped, lent, and copied by address")]
 

@@ -79,8 +79,8 @@ impl Side {
     }
 }
 
-/// Returns the engine that copies between two regions, if an engine does: both by itself, or host
-/// memory that is not pinned by way of blocks.
+/// Returns the engine that copies between two regions, if an engine does. It reaches both by
+/// itself, or host memory that is not pinned by way of blocks.
 fn engine<'a>(dst: &'a Region, src: &'a Region) -> Option<&'a Arc<dyn Gpu>> {
     let reached = |region: &Region| {
         matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned | MemKind::Host)
@@ -212,8 +212,8 @@ pub enum StridedRefused {
 }
 
 /// Begins the copy of a strided block of one region to one of the same shape of another, by a GPU's
-/// engine, on a stream if one is given. `None` where no engine takes it: as [`Together::between`],
-/// and for host memory that is not pinned, whose rows are copied together.
+/// engine. It is on `stream` if one is given. `None` where no engine takes it: as
+/// [`Together::between`], and for host memory that is not pinned, whose rows are copied together.
 ///
 /// # Errors
 /// See [`StridedRefused`]. Nothing is in flight then.

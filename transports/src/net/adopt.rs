@@ -83,7 +83,7 @@ pub fn has_pmi() -> bool {
 }
 
 /// Returns a duplicate of the stream socket under the number in [`PMI`]. The number itself stays
-/// with the process, whose MPI library may use it, and is not inherited any more: a program that
+/// with the process, whose MPI library may use it. It is not inherited any more: a program that
 /// this one starts is no rank.
 ///
 /// # Errors

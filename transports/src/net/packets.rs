@@ -189,7 +189,7 @@ impl Channel {
     }
 
     /// Returns a descriptor that becomes readable when the process at the other end is dead, even
-    /// if a child of it still holds the socket open.
+    /// if its child still holds the socket open.
     pub fn peer_process(&self) -> Result<OwnedFd, Errno> {
         let pid = Pid::from_raw(self.peer()?.pid).ok_or(Errno::SRCH)?;
         rustix::process::pidfd_open(pid, PidfdFlags::empty())

@@ -162,14 +162,14 @@ impl<T> Pending<T> {
     }
 
     /// Counts a connection that was refused, and logs it unless that was done a short time ago.
-    pub fn refused(&mut self, whom: &str, why: &str, now: Instant) {
+    pub fn refused(&mut self, caller: &str, why: &str, now: Instant) {
         self.turned_away += 1;
         let is_due =
             self.told.is_none_or(|(last, _)| now.saturating_duration_since(last) >= BETWEEN_LINES);
         if is_due {
             let since = self.turned_away - self.told.map_or(0, |(_, before)| before);
             self.told = Some((now, self.turned_away));
-            tracing::warn!(whom, why, since, "a connection was refused");
+            tracing::warn!(caller, why, since, "a connection was refused");
         }
     }
 }

@@ -73,9 +73,9 @@ pub fn close(listener: Option<TcpListener>) {
     }
 }
 
-/// Has the kernel ask a silent peer's kernel whether it is there, so that the connection ends
-/// after `limit` without an answer, or [`SHORTEST`] where that is more. A peer that merely does not
-/// read answers, and is not cut off.
+/// Has the kernel ask a silent peer's kernel whether it is there. Without an answer the connection
+/// ends after `limit`, or after [`SHORTEST`] where that is more. A peer that merely does not read
+/// answers, and is not cut off.
 ///
 /// # Errors
 /// The kernel's.

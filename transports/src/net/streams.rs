@@ -80,7 +80,7 @@ impl TcpChannel {
     /// Returns `true` once the other side has taken the call.
     ///
     /// # Errors
-    /// Nobody listens there, or the address is out of reach.
+    /// No process listens there, or the address is out of reach.
     pub fn is_connected(&self) -> io::Result<bool> {
         sockopt::socket_error(&self.stream)??;
         Ok(self.peer().is_some())
@@ -97,14 +97,14 @@ impl TcpChannel {
         self.stream.peer_addr().ok()
     }
 
-    /// Returns the socket, when the frames are over and other bytes follow, with those of them that
-    /// have come.
+    /// Returns the socket, when the frames have ended and other bytes follow. With it come the
+    /// bytes that have arrived.
     pub fn into_stream(self) -> (TcpStream, Vec<u8>) {
         (self.stream, self.inbox.into_rest())
     }
 
-    /// Returns who is at the other end, for people.
-    pub fn whom(&self) -> String {
+    /// Returns the address of the other end as text.
+    pub fn peer_name(&self) -> String {
         self.peer().map_or_else(|| "an unknown address".into(), |address| address.to_string())
     }
 

@@ -7,9 +7,9 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// A descriptor that leaves its epoll set, if it is there, before it is closed, and hangs up if it
-/// is a socket: where a forked child has it too, the kernel would report its end for ever, and tell
-/// the other end nothing.
+/// A descriptor that leaves its epoll set, if it is in one, before it is closed, and hangs up if it
+/// is a socket. Otherwise, where a forked child has it too, the kernel would report its end for
+/// ever, and tell the other end nothing.
 #[derive(Debug)]
 pub struct Watched<T: AsFd> {
     fd: T,

@@ -3,8 +3,8 @@
 /// Declares the settings of one owner: a struct with an accessor for each, which implements
 /// [`Declared`](crate::settings::Declared).
 ///
-/// An entry is its doc lines, then `name: Type, "VARIABLE", form, default;`, with `seen as &View`
-/// after the type where the accessor lends a view instead of returning a copy. Entries without doc
+/// An entry is its doc lines, then `name: Type, "VARIABLE", form, default;`. Where the accessor
+/// lends a view instead of returning a copy, `seen as &View` follows the type. Entries without doc
 /// and variable follow: `part: Type;` is another declared struct, which becomes a part of this one.
 ///
 /// Fields are private so that a struct in hand is known to be in range.

@@ -247,9 +247,9 @@ impl Inbound {
 
     fn refuse(&mut self, place: u32, why: String) {
         let Some(sender) = self.pending.take(place) else { return };
-        let whom = sender.channel.peer();
-        let whom = whom.map_or_else(|_| "a process".into(), |it| format!("process {}", it.pid));
-        self.pending.refused(&whom, &why, Instant::now());
+        let name = sender.channel.peer();
+        let name = name.map_or_else(|_| "a process".into(), |it| format!("process {}", it.pid));
+        self.pending.refused(&name, &why, Instant::now());
         let _ = sender.channel.send(&Message::Refusal(why).encode(), &[]);
     }
 

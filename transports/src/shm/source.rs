@@ -29,10 +29,9 @@ const TURN: usize = 32;
 
 /// Messages without a pause between them that make a stream, ...
 const RUN: u32 = 8;
-/// ... and looks that are skipped when a stream's ring is found empty: 0.3 µs. A receiver that is
-/// quicker than its sender would otherwise read, each time, the very line that the sender is
-/// writing, and take it away from the sender. A receiver that stays some messages behind halves
-/// the sender's cost of a message.
+/// ... and looks that are skipped when a stream's ring is found empty: 0.3 µs. Otherwise a receiver
+/// that is quicker than its sender would always read the line that the sender is writing, and take
+/// it away. A receiver that stays some messages behind halves the sender's cost of a message.
 const REST: u32 = 32;
 
 /// Content of a chunk record's payload.
@@ -167,7 +166,7 @@ impl Source {
     /// Takes records into the batch: of a stream as many as a turn allows, else one.
     #[inline(never)]
     fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
-        // A single message from a sender that does not stream: a look for a second one would fetch
+        // A single message from a sender that does not stream. A look for a second one would fetch
         // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
         for taken in 0..limit {

@@ -3,11 +3,10 @@
 //! A producer that publishes a message and then asks "is my consumer still looking?" needs a full
 //! barrier between the two. Otherwise the answer may be older than the message. In the path of
 //! every message that barrier would cost more than the message. It waits for the slot's cache line
-//! to arrive from the other core. So the side that is rare pays for both: [`heavy`] makes the
+//! to arrive from the other core. So the side that is rare pays for both. [`heavy`] makes the
 //! kernel run a barrier on every running thread of this process, or of all registered processes
-//! (`membarrier`, `PRIVATE_EXPEDITED` and `GLOBAL_EXPEDITED`), and [`light`] only keeps the
-//! compiler in order. Where the kernel refuses, both sides use a real fence; [`Barrier`] says which
-//! it is.
+//! (`membarrier`, `PRIVATE_EXPEDITED` and `GLOBAL_EXPEDITED`). [`light`] only keeps the compiler in
+//! order. Where the kernel refuses, both sides use a real fence; [`Barrier`] says which it is.
 //!
 //! The kernel is asked once, at the start. A later refusal (from a seccomp filter that the program
 //! installs) comes too late. Other threads have left out their fences, and no other call makes the

@@ -1,11 +1,11 @@
 //! A try-lock that costs its usual thread no atomic exchange.
 //!
 //! Most links and devices are used by one thread for as long as they live. For that thread the
-//! exchange of an ordinary lock is the most expensive step of a small message. On x86 it also
-//! waits until the message before has left the store buffer: the time in which a cache line comes
-//! from the other core. So a thread that has taken the lock `STREAK` times in a row gets a bias:
-//! it takes and leaves the lock by plain stores. The first other thread that comes pays for both
-//! (a [`heavy`] barrier), and from then on the lock is an ordinary one for all.
+//! exchange of an ordinary lock is the most expensive step of a small message. On x86 it also waits
+//! until the message before has left the store buffer. In that time a cache line comes from the
+//! other core. So a thread that has taken the lock `STREAK` times in a row gets a bias: it takes
+//! and leaves the lock by plain stores. The first other thread that comes pays for both (a
+//! [`heavy`] barrier), and from then on the lock is an ordinary one for all.
 //!
 //! Correctness: the owner sets `owner_in`, then checks that the bias still holds. A thread that
 //! revokes the bias clears it, then reads `owner_in`. Between the two steps each side has a
@@ -100,7 +100,7 @@ impl<T> BiasedLock<T> {
 
     /// Returns the value, if no thread holds it at the moment.
     ///
-    /// A thread that loses repeatedly spins longer and longer before the call returns: each change
+    /// A thread that loses repeatedly spins longer and longer before the call returns. Each change
     /// of hands costs more than many short sections of one holder.
     #[cfg(not(loom))]
     #[inline(always)]

@@ -65,9 +65,9 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A word whose accesses are all sequentially consistent. A write, and a later read of another
-/// such word, are not reordered. loom models that of fences only, so there one stands before each
-/// read.
+/// A word whose accesses are all sequentially consistent. A write, and a later read of another such
+/// word, are not reordered. Under loom a fence stands before each read, since loom models that of
+/// fences only.
 #[derive(Debug)]
 pub(crate) struct Sequential(AtomicU64);
 

@@ -10,10 +10,10 @@
 //! number of the very line that holds the message. So a small message costs a single transfer
 //! between cores, and no shared index is touched. UCX's shared-memory FIFO takes an atomic
 //! exchange on a shared head for each message. The producer learns of free slots from `freed`,
-//! which the consumer writes now and then, and looks at it only when its own count runs out.
+//! which the consumer writes now and then. It looks there only when its own count runs out.
 //!
-//! The continuation slots keep a control word of their own, so that no byte of a payload ever lies
-//! where a later lap looks for a sequence number. A payload cannot forge a record.
+//! The continuation slots keep a control word of their own. So no byte of a payload ever lies where
+//! a later lap looks for a sequence number, and none can forge a record.
 //!
 //! Each side trusts nothing that the other wrote: see [`Corrupt`].
 

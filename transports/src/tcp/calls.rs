@@ -115,8 +115,8 @@ impl TcpDevice {
         }
     }
 
-    /// Returns the end to which a connection belongs: the one that it had before, one of a link to
-    /// that device which never had any, or a new one.
+    /// Returns the end to which a connection belongs. It is the one that it had before, that of a
+    /// link to the device which never had a connection, or a new one.
     ///
     /// # Errors
     /// The reason why the connection is refused.

@@ -17,8 +17,8 @@ use std::sync::Arc;
 /// Bytes that are taken off a connection in one poll, so that others have their turn.
 const TURN: usize = 8 << 20;
 
-/// Bytes of acknowledgements that are acknowledged by themselves: without a bound their sender
-/// would keep all of them, and if each were acknowledged there would be no end of it.
+/// Bytes of acknowledgements that are acknowledged by themselves. If none were, their sender would
+/// keep all of them; if each were, there would be no end of it.
 const NOTES: u64 = 4096;
 
 /// Target of arrivals.

@@ -1,8 +1,9 @@
 //! A link, as the runtime has it: operations become bytes of its sending end.
 //!
-//! Messages are copied behind each other, and one call sends many of them. A message that follows
-//! a call of the socket closely waits for the next poll, or until [`FULL`] bytes have gathered, or
-//! for the flusher's thread. Any other leaves at once, and so does one behind something that came.
+//! Messages are copied behind each other, and one call sends many of them. A message that follows a
+//! call of the socket closely waits. The next poll sends it, or the flusher's thread, or the
+//! message with which [`FULL`] bytes have gathered. Any other leaves at once, and so does one
+//! behind something that came.
 
 use super::device::TcpDevice;
 use super::frame::{Frame, HEAD};

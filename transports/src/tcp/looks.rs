@@ -5,7 +5,7 @@ use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 /// Time between two looks.
 const LOOK: u64 = 20 * TICKS_PER_MICROSECOND;
 
-/// Times its own length that a look which finds nothing is apart from the next: where system calls
+/// Times its own length that a look which finds nothing is apart from the next. Where system calls
 /// are slow, looks still take a fiftieth of the time.
 const APART: u64 = 50;
 

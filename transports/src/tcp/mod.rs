@@ -23,7 +23,7 @@
 //!
 //! A connection carries bytes both ways, and has a sending and a receiving end on each side. A link
 //! is one-way, as the contract says: it takes a sending end to its peer's device that serves no
-//! link, or dials. So the kernel's acknowledgements of both ways ride on data: with a connection
+//! link, or dials. So the kernel's acknowledgements of both ways ride on data. With a connection
 //! for each link the kernel would send one packet more for each small message. Of two devices that
 //! dial each other, the one with the higher key gives way.
 //!
@@ -32,16 +32,16 @@
 //! # Cuts
 //!
 //! The bytes of each way are counted from its beginning, and stay with the sender until the
-//! receiver has acknowledged them: messages in a copy of [`TcpSettings::tcp_window`] bytes at most,
-//! puts in the user's buffer. A connection that breaks between living processes is made anew. Each
-//! side then says how many bytes it has, and the other goes on behind them. So nothing is lost and
-//! nothing is doubled.
+//! receiver has acknowledged them. Messages stay in a copy of [`TcpSettings::tcp_window`] bytes at
+//! most, puts in the user's buffer. A connection that breaks between living processes is made anew.
+//! Each side then says how many bytes it has, and the other goes on behind them. So nothing is lost
+//! and nothing is doubled.
 //!
 //! # Ends
 //!
-//! A peer is gone when it says so, when its kernel says that no process listens at its address any
-//! more, or when its kernel has not answered for `CARRACK_PEER_TIMEOUT`. A process that computes or
-//! is stopped is there, since its kernel answers for it.
+//! A peer is gone when it says so, or when its kernel says that no process listens at its address
+//! any more. It also is when its kernel has not answered for `CARRACK_PEER_TIMEOUT`. A process that
+//! computes or is stopped is there, since its kernel answers for it.
 
 pub mod address;
 mod calls;

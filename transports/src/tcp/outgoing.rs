@@ -3,8 +3,8 @@
 //! Bytes stay until the peer has acknowledged them. A connection that breaks is made anew, and goes
 //! on behind the bytes that the peer has.
 //!
-//! A connection ends by its reader alone, behind what came on it: an error of a call that sends, or
-//! a silent machine, shuts it down, and the reader finds its end.
+//! A connection ends by its reader alone, behind the bytes that came on it. An error of a call that
+//! sends, or a silent machine, shuts it down, and the reader finds its end.
 
 mod dialling;
 
@@ -138,7 +138,8 @@ impl Outgoing {
         }
     }
 
-    /// Gives this end to a link of the user. Returns `false` if it has one, or is over.
+    /// Gives this end to a link of the user. Returns `false` if it has one, or its connection has
+    /// failed.
     pub(super) fn serve(&self, shared: &Shared, candidates: &[SocketAddr]) -> bool {
         let mut sending = self.sending.lock();
         if sending.is_served || matches!(sending.line, Line::Over(_)) {
@@ -286,7 +287,7 @@ impl Outgoing {
         !left
     }
 
-    /// Returns `true` if a connection of the peer has to wait for the end of dialling: of two ends
+    /// Returns `true` if a connection of the peer has to wait for the end of dialling. Of two ends
     /// that dial each other, the one with the higher name gives way.
     pub(super) fn holds(&self, shared: &Shared, (device, number): (DeviceKey, u64)) -> bool {
         matches!(self.sending.lock().line, Line::Dialling(_))
@@ -468,8 +469,8 @@ impl Outgoing {
 
     /// Takes the connection, which is read directly, out of the epoll set or puts it back.
     ///
-    /// The kernel calls the set for each segment of a connection in it, in the sender's time: a
-    /// tenth of the latency of 8 bytes (two namespaces, 16 cores of an Intel Xeon, Linux 6.18,
+    /// The kernel calls the set for each segment of a connection in it, in the sender's time. That
+    /// is a tenth of the latency of 8 bytes (two namespaces, 16 cores of an Intel Xeon, Linux 6.18,
     /// 2026-11-27).
     ///
     /// # Errors
@@ -505,9 +506,8 @@ impl Outgoing {
     }
 }
 
-/// Returns when the peer's kernel was last heard of, but at most half the time ago after which the
-/// peer counts as gone: another connection is tried for the other half, or for what the shortest
-/// keepalive leaves.
+/// Returns when the peer's kernel was last heard of. It is at most half of `timeout` ago: another
+/// connection is tried for the other half, or for what the shortest keepalive leaves.
 pub(super) fn heard_at(socket: &impl AsFd, timeout: Duration) -> Instant {
     let longest = sockets::SHORTEST.max(timeout / 2);
     let silent = socket::since_answer(socket).unwrap_or_default().min(longest);

@@ -153,8 +153,8 @@ impl Shared {
         self.flusher.wake(self);
     }
 
-    /// Sends the unsent bytes of links that have sent nothing for so many ticks. Returns `true` if
-    /// any were left.
+    /// Sends the unsent bytes of links that have sent nothing for `ticks`. Returns `true` if any
+    /// were left.
     pub(super) fn send_left(&self, ticks: u64) -> bool {
         let mut left = std::mem::take(&mut *self.left.lock());
         let was_left = !left.is_empty();

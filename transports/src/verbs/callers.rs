@@ -189,7 +189,7 @@ impl Polling {
 
     /// Refuses a caller, and sends it the reason.
     pub(super) fn refuse(&mut self, mut channel: Channel, why: String) {
-        self.callers.pending.refused(&channel.whom(), &why, Instant::now());
+        self.callers.pending.refused(&channel.peer_name(), &why, Instant::now());
         let _ = channel.send(&Message::Refusal(why));
     }
 }

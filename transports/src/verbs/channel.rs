@@ -71,9 +71,9 @@ impl Channel {
         }
     }
 
-    /// Returns who is at the other end, for people.
-    pub fn whom(&self) -> String {
-        self.0.whom()
+    /// Returns the address of the other end as text.
+    pub fn peer_name(&self) -> String {
+        self.0.peer_name()
     }
 }
 

@@ -79,7 +79,7 @@ impl Connection {
     }
 
     /// Returns the rank and its device.
-    pub(super) fn whom(&self) -> (PeerId, DeviceKey) {
+    pub(super) fn identity(&self) -> (PeerId, DeviceKey) {
         (self.peer, self.device)
     }
 

@@ -6,8 +6,8 @@ use super::device::Polling;
 use super::entries::Phase;
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 
-/// About the time in ticks between two requests to peers that return no credits: long against a
-/// peer that computes, short against a user who waits.
+/// About the time in ticks between two requests to peers that return no credits. It is long for a
+/// peer that computes, and short for a user who waits.
 const ASK_EVERY: u64 = 1_000_000 * TICKS_PER_MICROSECOND;
 
 impl Polling {

@@ -118,7 +118,7 @@ impl Entries {
         if at >= self.all.len() {
             self.all.resize_with(at + 1, || None);
         }
-        self.by_device.insert(entry.connection.whom(), index);
+        self.by_device.insert(entry.connection.identity(), index);
         self.by_queue_pair.insert(entry.queue_pair, index);
         self.last = (entry.queue_pair, index);
         self.all[at] = Some(entry);
@@ -126,9 +126,9 @@ impl Entries {
 
     pub(super) fn remove(&mut self, index: u32) -> Option<Entry> {
         let entry = self.all.get_mut(index as usize)?.take()?;
-        let whom = entry.connection.whom();
-        if self.by_device.get(&whom) == Some(&index) {
-            self.by_device.remove(&whom);
+        let identity = entry.connection.identity();
+        if self.by_device.get(&identity) == Some(&index) {
+            self.by_device.remove(&identity);
         }
         self.by_queue_pair.remove(&entry.queue_pair);
         self.last = (u32::MAX, u32::MAX);
@@ -141,8 +141,8 @@ impl Entries {
     }
 
     /// Returns the newest connection to a rank's device.
-    pub(super) fn of_device(&mut self, whom: (PeerId, DeviceKey)) -> Option<&mut Entry> {
-        let index = *self.by_device.get(&whom)?;
+    pub(super) fn of_device(&mut self, identity: (PeerId, DeviceKey)) -> Option<&mut Entry> {
+        let index = *self.by_device.get(&identity)?;
         self.get(index)
     }
 

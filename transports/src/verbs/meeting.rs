@@ -303,7 +303,7 @@ impl Polling {
     /// Introduces this end to a device that this side has called, when the greeting has ended.
     fn introduce(&mut self, index: u32, session: Box<Session>) -> Result<(), DownCause> {
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
-        let (peer, device) = entry.connection.whom();
+        let (peer, device) = entry.connection.identity();
         if session.peer.rank.get() != peer.0 || session.peer.device != device.0 {
             let why = "it is another rank, or another device, than its address says";
             return Err(DownCause::Protocol(why.into()));
@@ -430,7 +430,7 @@ impl Polling {
         let was_joined = entry.phase.is_joined();
         entry.phase = Phase::Failing;
         match (entry.connection.fail(was_joined), was_joined) {
-            // A last request tells when everything is over.
+            // A last request tells when everything has ended.
             (true, _) => {}
             // Nothing will. What has arrived is still taken in.
             (false, true) => self.partings.forsake(index),
@@ -515,7 +515,7 @@ impl Polling {
                 outcome: Err(Box::new(failure)),
             });
         }
-        let (peer, device) = connection.whom();
+        let (peer, device) = connection.identity();
         if !entry.is_quiet {
             self.pending.push_back(Event::PeerDown { peer, cause });
         }

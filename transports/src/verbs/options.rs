@@ -15,8 +15,8 @@ pub struct Options {
     pub device: Option<String>,
     /// Local rank, from 0: the ranks of a node share out devices by it.
     pub place: u32,
-    /// Maximum number of NICs that large messages are spread over, 1 to 16: of those that are
-    /// named, or of those that are equally fast and near.
+    /// Maximum number of NICs that large messages are spread over, 1 to 16. They are NICs that are
+    /// named, or that are equally fast and near.
     pub rails: u8,
     /// Index of the port's GID. Without it, the GID is chosen by its type and address family.
     pub gid_index: Option<u8>,
@@ -59,8 +59,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Takes the options from the settings, for packets of so many bytes and the rank at this place
-    /// on its node.
+    /// Takes the options from the settings, for packets of `packet_size` bytes and the rank at this
+    /// place on its node.
     pub fn of(settings: &VerbsSettings, packet_size: usize, place: u32) -> Self {
         // The forms of the settings have the ranges.
         let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);

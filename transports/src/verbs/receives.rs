@@ -303,7 +303,7 @@ impl Receives {
         for at in 1..count {
             requests[at - 1].next = first.wrapping_add(at);
         }
-        // SAFETY: each receive names its slot's line, and the packet in its slot, which stays
+        // SAFETY: each receive names its slot's line, and the packet in its slot. The packet stays
         // there until the receive has ended or the queue is destroyed. The packet has the length
         // that its source promises.
         match unsafe { queue.post(first) } {

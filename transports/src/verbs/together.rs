@@ -1,11 +1,10 @@
 //! Short messages that are sent to a peer in one request.
 //!
-//! A program that sends many short messages in a row pays for each a doorbell, a packet on the
-//! wire, an acknowledgement, a receive and a completion. Together they pay for one. program knows
-//! that more will follow at once, so it says so
-//! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a staging
-//! buffer. They are sent with the first message without that announcement, when no more fits, and
-//! at the latest with the next poll.
+//! Many short messages in a row cost a doorbell, a packet on the wire, an acknowledgement, a
+//! receive and a completion each. Together they cost one of each. The program knows that more will
+//! follow at once, so it says so ([`Link::am_more`](crate::contract::Link::am_more)). Such messages
+//! are gathered in a staging buffer. They are sent with the first message without that
+//! announcement, when no more fits, and at the latest with the next poll.
 //!
 //! On the wire the header of such a request counts its bytes. The messages follow, each preceded
 //! by its header and length, and padded to a whole word.

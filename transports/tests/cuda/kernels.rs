@@ -5,10 +5,10 @@ use cudarc::driver::sys as cu;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// A kernel whose blocks wait for each other: each adds one to a word and goes on when the word
-/// has reached the number of blocks. It ends only if all of them are on the device at one time,
-/// which a cooperative launch promises. After five seconds it gives up, and counts in the second
-/// word. Written by hand for this test, after the PTX manual (atom, ld.volatile, %globaltimer).
+/// A kernel whose blocks wait for each other. Each adds one to a word and goes on when the word has
+/// reached the number of blocks. It ends only if all of them are on the device at one time, which a
+/// cooperative launch promises. After five seconds it gives up, and counts in the second word.
+/// Written by hand for this test, after the PTX manual (atom, ld.volatile, %globaltimer).
 const GATHER: &str = "\
 .version 7.0
 .target sm_70

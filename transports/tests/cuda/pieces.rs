@@ -18,7 +18,7 @@ fn ended(transfer: Transfer) {
     assert!(transfer.failure().is_none(), "{:?}", transfer.failure());
 }
 
-/// Every pair of kinds that an engine reaches by itself, of one device and of two, on the
+/// Every pair of kinds that an engine reaches by itself. They are of one device and of two, on the
 /// library's stream and on one of the program's.
 #[test]
 fn pieces_and_strided_blocks_arrive_whole_between_all_kinds_and_leave_the_guards_alone() {

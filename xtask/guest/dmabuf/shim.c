@@ -1,5 +1,5 @@
-// To be preloaded: the user's half of Soft-RoCE's driver has no ibv_reg_dmabuf_mr (up to rdma-core
-// 65), though the kernel's interface needs nothing of the driver's own. Registrations on rxe
+// A library to preload: the user's half of Soft-RoCE's driver has no ibv_reg_dmabuf_mr (up to
+// rdma-core 65). The kernel's interface needs nothing of the driver's own. Registrations on rxe
 // devices are sent to the kernel by the generic command; those on others go their way.
 #include <dlfcn.h>
 #include <errno.h>

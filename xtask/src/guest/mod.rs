@@ -1,6 +1,5 @@
 //! `cargo xtask rdma-guest -- COMMAND`: runs a program of this machine in a small virtual machine
-//! with two RDMA devices, which the guest's kernel simulates (Soft-RoCE). docs/testing.md explains
-//! its use.
+//! with two RDMA devices, which the guest's kernel simulates (Soft-RoCE). See docs/testing.md.
 //!
 //! | module | idea |
 //! |---|---|

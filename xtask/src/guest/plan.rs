@@ -112,8 +112,8 @@ impl Plan {
         }
         script.line(&[self.wiring.set_up().as_bytes()]);
         if self.processors > 1 {
-            // The other processors start last. The lines above make the kernel patch its code, and
-            // an emulated processor that runs this code at that time may crash (QEMU up to 10.0 at
+            // The other processors start last. The lines above make the kernel patch its code. An
+            // emulated processor that runs this code at that time may crash (QEMU up to 10.0 at
             // least).
             script.line(&[
                 b"for cpu in /sys/devices/system/cpu/cpu[1-9]*/online; do echo 1 >\"$cpu\"; done",

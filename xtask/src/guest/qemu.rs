@@ -22,8 +22,8 @@ pub(super) struct Parts {
     pub(super) folder: PathBuf,
 }
 
-/// Files in the guest's folder for the ports of the same names: the command's outputs, and the
-/// messages of /init and of the command to xtask.
+/// Files in the guest's folder for the ports of the same names. They take the command's outputs,
+/// and messages of /init and of the command to xtask.
 pub(super) const OUTPUT: &str = "stdout";
 pub(super) const ERRORS: &str = "stderr";
 pub(super) const STATUS: &str = "status";

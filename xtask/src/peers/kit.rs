@@ -70,7 +70,7 @@ impl Kit {
         install::ucx(&peers)?;
         install::mpi(install::MPICH, &peers)?;
         let sources = workspace.root.join("xtask/peers");
-        // It finds MPICH beside itself, also elsewhere.
+        // It finds MPICH in its own folder, also elsewhere.
         let (mpicc, bench) = (peers.join("mpich/bin/mpicc"), sources.join("mpi_bench.c"));
         files::compile(mpicc, &bench, &peers, &["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"])?;
         // It needs nothing of CUDA's until it runs.

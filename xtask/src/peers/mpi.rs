@@ -12,7 +12,7 @@ use crate::error::TaskError;
 use crate::workspace::without;
 
 /// Settings that are tried with MPICH. By itself it takes its own shared memory and asks its
-/// network for messages as well; it can also leave everything to the UCX that it carries, which is
+/// network for messages as well. It can also leave everything to the UCX that it carries, which is
 /// often faster.
 const VARIANTS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },

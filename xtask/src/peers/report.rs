@@ -71,7 +71,7 @@ impl Report<'_> {
         let mut text = format!(
             "{cpu}, {cpus} CPUs, Linux {kernel}, {date}, load before {load_before:.2}\n\
             {sides}; on the first of cores {cores}; medians of {rounds} rounds of {seconds} s\n\
-            Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
+            Latency: one way (until it ends, of get, fetch_add and barrier), the median of a \
             run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
             second, higher is better.\nRatio: carrack / better peer, the median over the rounds; \
             average: the same of the averages of the latencies. /raw: carrack / one copy of that \

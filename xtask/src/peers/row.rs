@@ -57,9 +57,9 @@ pub(super) enum Op {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(super) enum Test {
-    /// One way, or until it is over for what is no message, in microseconds: the median of all
-    /// messages, since all sides have it and a thread that loses its core for a moment does not
-    /// move it. UCX prints it in steps of about 5 ns; the averages are printed next to it.
+    /// Time of a message one way, or of another operation until it ends, in microseconds. It is the
+    /// median, since all sides have it and a thread that loses its core for a moment does not move
+    /// it. UCX prints it in steps of about 5 ns; the averages are printed next to it.
     Latency,
     /// 10⁹ bytes a second: the average of the whole run on all sides.
     Bandwidth,

@@ -1,6 +1,6 @@
-//! Yardsticks of the machine. One copy: by one thread, which nothing that copies by the CPU is
-//! quicker than; of GPU memory by the copy engine, called as the driver has it. Over TCP: polled
-//! sockets. Of threads: as many pairs of processes, which share nothing but the machine.
+//! Yardsticks of the machine. Host memory: one copy by one thread, which is the least that a CPU's
+//! copies can take. GPU memory: one copy by the copy engine, called as the driver has it. TCP:
+//! polled sockets. Threads: as many pairs of processes, which share only the machine.
 
 use std::thread;
 

@@ -24,8 +24,8 @@ pub(super) fn long_step(context: &mut Context) -> Outcome {
     jobs(context, OPEN_MPI, &["--allow-run-as-root", "--oversubscribe"])
 }
 
-/// Runs the tests of MPI programs with a package, and an example under its launcher: four ranks,
-/// each of which gets a message from the one before it.
+/// Runs the tests of MPI programs with a package, and an example under its launcher. Its four ranks
+/// each get a message from the one before.
 fn jobs(context: &mut Context, package: &str, options: &[&str]) -> Outcome {
     let target = context.workspace.target.clone();
     let home = install::mpi(package, &target.join("peers")).or_else(Stopped::skipped)?;

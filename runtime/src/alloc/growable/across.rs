@@ -9,10 +9,10 @@ use std::sync::Arc;
 /// Bytes that are copied, half of them on each side of a border: a multiple of no granularity.
 const BYTES: usize = 2 * 4099;
 
-/// Allocates memory of these GPUs in turn, and lets each GPU copy across every border that a
-/// region beginning on it can have: from the host, to the host, and within the region. The trial
-/// runs in this process, since every GPU has access to all of the memory: a failed copy here fails
-/// like any other.
+/// Allocates memory of these GPUs in turn. Each GPU copies across every border that a region
+/// beginning on it can have: from the host, to the host, and within the region. The trial runs in
+/// this process, since every GPU has access to all of the memory: a failed copy here fails like any
+/// other.
 ///
 /// # Errors
 /// The reason: a copy was refused or copied wrong bytes, or no memory could be allocated for the

@@ -235,11 +235,11 @@ impl GrowableBuffer {
     }
 
     /// Returns a range as a region, within one stripe or across several. A region on several GPUs
-    /// counts as memory of the first one: its engines copy it, and peers map all of it for one of
+    /// counts as memory of the first one, whose engines copy it. Peers map all of it for one GPU of
     /// theirs.
     ///
-    /// The first range that lies on several GPUs starts a trial of copies across such borders by
-    /// each GPU, with memory that is allocated for it. No documentation of the driver says that
+    /// The first range that lies on several GPUs starts a trial. Each GPU copies across such
+    /// borders, in memory that is allocated for the trial. No documentation of the driver says that
     /// such copies work. The trial takes some milliseconds.
     ///
     /// # Errors

@@ -53,15 +53,15 @@ use std::sync::Arc;
 /// [`gpu_drivers`](crate::Runtime::gpu_drivers).
 ///
 /// # Errors
-/// The memory is not of the kind that the hint says, was freed, is shorter than `len`, is managed
-/// memory, or is a device's that this process cannot see: see [`RawError`].
+/// [`RawError`]: the memory is not of the hint's kind, was freed, is shorter than `len`, is
+/// managed, or lies on a hidden device.
 ///
 /// # Safety
-/// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the last
-/// clone of the region, of its slices and of its root is gone. Memory with the hint
-/// [`MR_HOST`](crate::MR_HOST) is host memory. Memory with the hint
-/// [`MR_DEVICE`](crate::MR_DEVICE) is a GPU's. Before memory that lay earlier at its address was
-/// freed, `invalidate_memory` was called for it.
+/// `len` bytes at `addr` stay allocated until the last clone of the region, of its slices and of
+/// its root is dropped. Until then they are not used through Rust references. Memory with the hint
+/// [`MR_HOST`](crate::MR_HOST) is host memory. Memory with the hint [`MR_DEVICE`](crate::MR_DEVICE)
+/// is a GPU's. Before memory that lay earlier at its address was freed, `invalidate_memory` was
+/// called for it.
 pub unsafe fn region(
     addr: *mut u8,
     len: usize,

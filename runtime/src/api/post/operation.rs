@@ -1,7 +1,7 @@
 //! Operations that are awaited.
 //!
-//! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation is
-//! over. Any executor works while [`Runtime::drive`] as one of its tasks, a progress thread, or a
+//! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation has
+//! ended. Any executor works while [`Runtime::drive`] as one of its tasks, a progress thread, or a
 //! loop of the program makes progress. [`Runtime::block_on`] does both on this thread.
 
 use super::desc::OpDesc;

@@ -90,8 +90,8 @@ pub struct Post<'a, K> {
     pub(super) kind: K,
 }
 
-/// A kind of operation that tells a completion object of the other rank: with an active message, or
-/// by the notification of a put or get.
+/// A kind of operation that tells a completion object of the other rank. It is an active message,
+/// or a put or get with a notification.
 pub trait Tells: Kind {
     /// Names the object.
     #[doc(hidden)]
@@ -220,8 +220,8 @@ impl<'a, K> Post<'a, K> {
 
     /// Announces that more short messages to the same rank follow at once. This one may wait, and
     /// go together with them: libfabric's `FI_MORE`, `MSG_MORE` of `send`(2). It goes with the
-    /// first message to that rank over this device without this option, and at the latest with the
-    /// next call of `progress` for the device. So post the last of several messages without it.
+    /// first message to that rank over this device without this option. The next call of `progress`
+    /// for the device sends it in any case. So post the last of several messages without it.
     ///
     /// Over verbs, messages of up to 40 bytes then share doorbell, packet and completion. Shared
     /// memory has nothing to share, and longer messages and other operations are not held back.

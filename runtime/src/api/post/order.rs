@@ -40,7 +40,7 @@ impl<K> Post<'_, K> {
     /// that the stream waits for.
     ///
     /// A put or get between GPU memory, and pinned or GPU memory that is mapped, is a copy on the
-    /// stream itself, and the stream waits for no word. Everything else makes the stream wait for
+    /// stream itself. The stream then waits for no word. Everything else makes the stream wait for
     /// a word: then the rules of [`StreamCounter`](crate::StreamCounter) hold, with its limit of
     /// waiting streams.
     ///

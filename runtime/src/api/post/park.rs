@@ -115,7 +115,8 @@ impl<K> Post<'_, K> {
 }
 
 impl<K> Post<'_, K> {
-    /// Begins an operation `now` if it has no order, or if its order is over; else `later`.
+    /// Begins an operation `now` if it has no order, or if its order waits for nothing more; else
+    /// `later`.
     #[inline]
     pub(super) fn in_order(
         &mut self,

@@ -1,8 +1,8 @@
 //! Operations on several buffers at once.
 //!
 //! A list of buffers ([`Buffer::List`]) is sent as one message, and filled by one. Its bytes are
-//! gathered into one place before they are sent, and spread over the list when they have come: one
-//! copy more than from a buffer in one piece. The list comes back in the status.
+//! gathered into one place before they are sent, and spread over the list when they have come. That
+//! is one copy more than from a buffer in one piece. The list comes back in the status.
 
 use super::desc::OpDesc;
 use super::options::{Outcome, Post};

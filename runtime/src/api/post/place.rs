@@ -21,8 +21,8 @@ pub(super) struct Place<'a> {
 }
 
 impl<K> Post<'_, K> {
-    /// Returns the remote memory and the place in it, if it is mapped here (for the engines of the
-    /// GPU `near`); else its owner has to help.
+    /// Returns the remote memory and the place in it, if it is mapped here for the engines of the
+    /// GPU `near`. Else its owner has to help.
     pub(super) fn remote<'p>(
         &self,
         place: &Place<'p>,
@@ -127,7 +127,7 @@ impl<K> Post<'_, K> {
         mover(region.map(Region::kind), kind) == Mover::Cpu
     }
 
-    /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
+    /// Returns `true` if an operation that notifies the owner has to be retried. The owner keeps
     /// too many notifications, or this rank has not listened for long.
     #[inline(always)]
     pub(super) fn waits_to_notify(&self, notify: Option<RemoteComp>) -> bool {

@@ -1,5 +1,5 @@
 //! Atomic operations on words whose coherence owner is their rank's NIC. All ranks go through that
-//! NIC, also the owner and ranks that have the memory mapped: a NIC's operations on a word are
+//! NIC, also the owner and ranks that have the memory mapped. A NIC's operations on a word are
 //! atomic among its own only.
 
 use super::atomic::{Atomic, Operation};

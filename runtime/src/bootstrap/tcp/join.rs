@@ -68,8 +68,8 @@ pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, Boo
         .map_err(|source| BootstrapError::Listen { address: invitation.to_string(), source })
 }
 
-/// Opens a listener at all addresses of rank 0's machine, or only at a loopback address if
-/// `MASTER_ADDR` is one, so that no other machine can connect. `reuses`: connections of an earlier
+/// Opens a listener at all addresses of rank 0's machine. If `MASTER_ADDR` is a loopback address it
+/// listens only there, so that no other machine can connect. `reuses`: connections of an earlier
 /// job that the kernel still holds do not make this fail.
 pub(super) fn listen_at(host: Option<&str>, port: u16, reuses: bool) -> io::Result<TcpListener> {
     let Some(host) = host.filter(|host| is_loopback(host)) else {
@@ -231,7 +231,7 @@ impl Search<'_> {
         }
         if channel.is_to_itself() {
             // Kept open, it would block rank 0's port.
-            return Err(Refusal::Again("nobody listens there".into()));
+            return Err(Refusal::Again("no process listens there".into()));
         }
         Ok(channel)
     }

@@ -3,7 +3,7 @@
 //! The key is `SHA-256("carrack job secret 1" 0 secret)`, or without a secret
 //! `SHA-256("carrack job without secret 1" 0 MASTER_PORT 0 TORCHELASTIC_RUN_ID)`. It is never sent:
 //! both sides of a connection prove that they hold it (`net::proof` of the transports). The job's
-//! identity is `HMAC(key, "job" 0 salt)`, its first 16 bytes; rank 0 draws the salt anew each time
+//! identity is `HMAC(key, "job" 0 salt)`, its first 16 bytes. Rank 0 draws the salt anew each time
 //! it starts, so two jobs with one secret are two jobs.
 
 #![forbid(unsafe_code)]

@@ -34,12 +34,12 @@
 //! # Ends
 //!
 //! A rank whose connection ends without its announcement is lost ([`BootstrapError::RankGone`] for
-//! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that calls as a
-//! missing rank with another secret or size, or as a rank that is there already, ends the job: all
+//! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process ends the job if
+//! it calls as a missing rank with another secret or size, or as a rank that is there already. All
 //! ranks are told at once. Rank 0 tells those, too, that come within three seconds after its end. A
-//! second rank 0 calls the first. [`finish`](Bootstrap::finish) of rank 0 waits until all others have
-//! finished or are lost, so rank 0 is the last, as in MPI. Start several ranks of one process in
-//! threads of their own.
+//! second rank 0 calls the first. [`finish`](Bootstrap::finish) of rank 0 waits until all others
+//! have finished or are lost, so rank 0 is the last, as in MPI. Start several ranks of one process
+//! in threads of their own.
 //!
 //! | module | idea |
 //! |---|---|
@@ -101,10 +101,10 @@ impl FromEnvironment {
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::Environment`] when a variable is missing or wrong;
-    /// [`BootstrapError::Listen`] when the port is taken; [`BootstrapError::NotReached`] when rank
-    /// 0 has not come in time; [`BootstrapError::NotAdmitted`] when rank 0 refuses this rank:
-    /// another secret, a number that is taken, another size; [`BootstrapError::Os`].
+    /// [`BootstrapError::Environment`] when a variable is missing or wrong.
+    /// [`BootstrapError::Listen`] when the port is taken. [`BootstrapError::NotReached`] when rank
+    /// 0 has not come in time. [`BootstrapError::NotAdmitted`] when rank 0 refuses this rank:
+    /// another secret, a number that is taken, another size. [`BootstrapError::Os`].
     pub fn from_env(settings: &Settings) -> Result<Option<Self>, BootstrapError> {
         let text = |name: &str| env::var_os(name).map(|text| text.to_string_lossy().into_owned());
         Invitation::read(text, settings)?.map(|invitation| Self::join(&invitation)).transpose()

@@ -261,16 +261,16 @@ impl Store {
     }
 
     fn turn_away(&mut self, mut caller: Caller, failure: Failure) {
-        let (whom, now) = (caller.from.to_string(), Instant::now());
+        let (name, now) = (caller.from.to_string(), Instant::now());
         match failure {
             Failure::Unproven(Unproven::Secret) => {
-                self.callers.refused(&whom, WRONG_SECRET, now);
+                self.callers.refused(&name, WRONG_SECRET, now);
                 let _ = caller.wire.say(&PROTOCOL.refusal(WRONG_SECRET));
                 let claim = caller.greeting.claim().unwrap_or_default();
                 self.lost([claim.rank.get()], Departure::OtherSecret);
             }
             // A process that is not of the job gets no answer.
-            failure => self.callers.refused(&whom, &failure.to_string(), now),
+            failure => self.callers.refused(&name, &failure.to_string(), now),
         }
     }
 

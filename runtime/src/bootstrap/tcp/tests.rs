@@ -397,7 +397,7 @@ fn bad_frames_and_half_ones_cost_their_sender_its_place_and_nobody_else_anything
         (&[200, 0, 0, 0, 1], Departure::Disconnected),
         (&[0xff; 8], Departure::Misbehaved),
         (&[1, 0, 0, 0, 99], Departure::Misbehaved),
-        // Only the other way: a fence that is over.
+        // Only the other way: a fence that has ended.
         (&[9, 0, 0, 0, 6, 1, 0, 0, 0, 0, 0, 0, 0], Departure::Misbehaved),
     ];
     for (bytes, expected) in cases {

@@ -51,7 +51,7 @@ pub(crate) use tx::{Duty, Tx, TxAction, TxEvent};
 
 use crate::op::Few;
 
-/// Actions that are to be carried out, in order.
+/// Actions to carry out, in order.
 pub(crate) type Actions<A> = Few<A>;
 
 /// Facts of the link and the settings that bound a transfer.

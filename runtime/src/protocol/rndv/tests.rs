@@ -1,4 +1,4 @@
-//! A sender and a receiver in one test, without a device: over random orders of events, refusals,
+//! A sender and a receiver in one test, without a device. In random orders of events, refusals,
 //! failures, deadlines and deaths, each ends once, and the bytes are where they belong.
 
 use super::*;

@@ -207,7 +207,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         let events = core.open()?;
         let list = list.upgrade().ok_or(Errno::NODEV)?;
         // SAFETY: all of its fields are numbers, pointers, optional functions and a lock of the C
-        // library, for which zero is valid: libibverbs' own drivers begin with it, too.
+        // library, for which zero is valid. The drivers of libibverbs begin with it, too.
         let mut structure: verbs_context = unsafe { std::mem::zeroed() };
         let context = &mut structure.context;
         context.device = device;

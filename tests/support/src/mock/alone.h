@@ -1,5 +1,5 @@
-/* The mock in a process that no test can reach into: what is to be refused, and which GPU there is,
-   are variables; kernels end by themselves, 3 ms after their launch. */
+/* The mock in a process that no test can reach into. Variables say which calls are refused, and
+   which GPU there is. Kernels end by themselves, 3 ms after their launch. */
 
 #include <stdio.h>
 

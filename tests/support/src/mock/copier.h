@@ -1,6 +1,5 @@
-/* The resident copier on a driver that is mocked: a thread that reads the page as the kernel does,
-   written after the layout that `gpu/cuda/copier.ptx` tells. What a kernel would be told by its
-   clock, it is told by the test. */
+/* The resident copier on a driver that is mocked: a thread that reads the page as the kernel does.
+   The layout is that of `gpu/cuda/copier.ptx`. The test takes the part of the kernel's clock. */
 
 #include <pthread.h>
 #include <stdio.h>
@@ -60,8 +59,7 @@ struct launch {
     unsigned long long generation;
 };
 
-/* Whether there was a command of that number, each of whose words has come to one of so many
-   sheets. */
+/* Whether there was a command of that number, each of whose words has come to one of the sheets. */
 static int take(struct page *page, int sheets, unsigned long long number)
 {
     unsigned long long piece[5];

@@ -1,6 +1,6 @@
 /* A mock of the driver's library, for tests of our side of it on machines without a GPU. It is no
-   driver and no simulation of a GPU: its device memory is the host's, its copies are over when they
-   are asked for, and it knows few calls.
+   driver and no simulation of a GPU. Its device memory is the host's, its copies are complete when
+   their call returns, and it knows few calls.
 
      -DSTUB      as a toolkit's stub: every call says 34
      -DANCIENT   a driver of CUDA 10.2
@@ -11,9 +11,9 @@
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends,
                  and handles
      -DVMM       as otherwise, with memory that is made and mapped by itself, 64 MiB of it
-     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread;
+     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread.
                  -DCOPIER=-N: on the GPU of that number, which all libraries of a process have that
-                 say so; -DCOPIER=N, from 3 on: for processes that no test can reach into (alone.h)
+                 say so. -DCOPIER=N, from 3 on: for processes that no test can reach into (alone.h)
      -DREADERS=1 as -DVMM, with access for reading only, which it keeps; others do not (readers.h)
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
@@ -73,9 +73,8 @@ int mock_go(void) { return gone = 1; }
 int mock_opens(void) { return ipc_opens; }
 int mock_open(void) { return ipc_open; }
 
-/* How often it was called: for a copy, to record an event, to ask whether work is over, to have a
-   stream wait, to make a context current or no longer so, to say which one is, to say what an
-   address or a device is. */
+/* Calls of each kind. Switches change the current context, `currents` ask for it, and
+   `questions_of_what` ask for an address or a device. */
 static int copies, records, queries, waits_given, switches, currents, questions_of_what;
 int mock_copies(void) { return copies; }
 int mock_records(void) { return records; }
@@ -125,7 +124,7 @@ static int any_waits(void)
     return 0;
 }
 
-/* The context that all memory lies in from now on; none, if nobody has said so. */
+/* The context that all memory lies in from now on; none, if no test has said so. */
 static void *context_of_memory;
 int mock_other_context(void) { return context_of_memory = (void *)0xc1, 0; }
 
@@ -474,7 +473,7 @@ int cuMemAddressReserve(size_t *ptr, size_t len, size_t align, size_t at, unsign
             mmap(NULL, len + UNIT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base == MAP_FAILED)
             return OUT_OF_MEMORY;
-        /* The rest stays mapped, to nobody's harm. */
+        /* The rest stays mapped, which does no harm. */
         reservations[at].base = (char *)(((size_t)base + UNIT - 1) / UNIT * UNIT);
         reservations[at].len = len;
         live_reservations++;
@@ -754,9 +753,9 @@ struct attributes {
     unsigned flags;
 };
 
-/* What the legacy default stream and those beside it were given last, a digit each: 1 that stream
-   was recorded, 2 another waits for the record, 3 that one takes a batch, 4 the legacy stream waits
-   for a record behind the batch. */
+/* The last operations of the legacy default stream and of another, a digit each.
+   1: the legacy stream was recorded. 2: the other waits for the record. 3: the other takes a batch.
+   4: the legacy stream waits for a record behind the batch. */
 static int course;
 static size_t beside;
 static unsigned long long batch_order;
@@ -1015,7 +1014,7 @@ int cuEventRecord(struct event *event, size_t stream)
 
 #ifdef NEW
 
-/* Copies are over when they are given, so nobody has to wait. */
+/* Copies are complete when they are given, so no stream has to wait. */
 int cuStreamWaitEvent(size_t stream, struct event *event, unsigned flags)
 {
     IN_CONTEXT;
@@ -1074,9 +1073,9 @@ int cuPointerGetAttribute(unsigned long long *data, int attribute, size_t ptr)
     return 0;
 }
 
-/* Knows eight attributes of a pointer, and no more. What was allocated is device memory; 0x900000
-   is memory of a type that is not known; 0xa00000 belongs to a device that is not visible; all else
-   is the host's. */
+/* Knows eight attributes of a pointer, and no more. What was allocated is device memory.
+   0x900000 is memory of a type that is not known. 0xa00000 belongs to a device that is not visible.
+   All else is the host's. */
 int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, size_t ptr)
 {
     questions_of_what++;

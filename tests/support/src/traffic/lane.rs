@@ -384,7 +384,7 @@ impl<'a> Lane<'a> {
         let begun = self.begun(at, step, What::Put(slot), outcome);
         let peer = &mut self.peers[at];
         peer.sent += 2 * u64::from(begun);
-        // One that has begun may be over by now, and its slot another's.
+        // One that has begun may have ended by now, and its slot be another's.
         peer.busy_slots[region][slot] &= begun;
         begun
     }

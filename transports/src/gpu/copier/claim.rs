@@ -4,11 +4,11 @@
 //! process's turn to the end. So if two processes share a GPU, neither has a copier.
 //!
 //! A process that wants one listens under a name made from the GPU's, in the abstract namespace.
-//! It does so from the first copy of any length that it gives the GPU, or the first copy or wait
-//! that it gives a stream there. A process that finds the name taken connects to it, and has no
-//! copier; the process that accepts the connection gives its own up. Not seen are processes that
-//! want no copier, that live in another network namespace, or that have given the GPU no work
-//! through the library.
+//! It does so from the first copy of any length that it gives the GPU, or the first wait that it
+//! gives a stream there. A process that finds the name taken connects to it, and has no copier; the
+//! process that accepts the connection gives its own up. Not seen are processes that want no
+//! copier, that live in another network namespace, or that have given the GPU no work through the
+//! library.
 
 use crate::mem::GpuUuid;
 use crate::net::is_shortage;

@@ -1,5 +1,5 @@
 //! A resident copier: a kernel of one block that waits for small copies, carries them out and
-//! answers, without a call of the driver for each.
+//! answers. So a copy needs no call of the driver.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | `claim` | detection of another process with a copier on the same GPU |
 //!
 //! A resident kernel holds up all that waits for the whole context (`cuCtxSynchronize`,
-//! `cuMemFree`, loading a module), and a launch that needs all of the GPU. So it ends by itself
-//! after [`LEASE`] without work, and after [`LIFE`] in any case. It ends at once when the library
-//! is about to make such a call.
+//! `cuMemFree`, loading a module). It also holds up a launch that needs all of the GPU. So it ends
+//! by itself after [`LEASE`] without work, and after [`LIFE`] in any case. It ends at once when the
+//! library is about to make such a call.
 //!
 //! A copy is given only to a kernel that is known to run. While there is none, or it waits behind
 //! a kernel of the program's that fills the GPU, the copy engine does the copy. The order of
@@ -43,9 +43,9 @@ pub const LIFE: Duration = Duration::from_millis(3);
 /// Bytes of the longest copy that goes to a copier.
 pub const MOST: usize = 8 << 10;
 
-/// Bytes of the longest copy if both ends have the same offset from a multiple of 4, but not of
-/// 16; and if they have different ones. The warp moves that many bytes at a time, and beyond that
-/// the copy engine is as quick.
+/// Bytes of the longest copy if both ends have the same offset from a multiple of 4, but not of 16.
+/// Below it, the same if their offsets differ. The warp moves that many bytes at a time, and beyond
+/// that the copy engine is as quick.
 const MOST_BY_4: usize = 2 << 10;
 const MOST_BY_1: usize = 512;
 

@@ -206,8 +206,8 @@ fn new_board() -> Result<&'static Board, String> {
     // SAFETY: a new mapping, at an address that the kernel chooses.
     let mapped = unsafe { mmap_anonymous(null_mut(), size_of::<Board>(), protection, flags) };
     let mapped = mapped.map_err(|why| format!("no host memory for it: {why}"))?;
-    // SAFETY: whole pages, aligned as the system's pages are; all fields are atomics, for which
-    // zeroes are values; it stays mapped to the end of the process.
+    // SAFETY: whole pages, aligned as the system's pages are. All fields are atomics, for which
+    // zeroes are values. The pages stay mapped to the end of the process.
     Ok(unsafe { &*mapped.cast::<Board>() })
 }
 

@@ -26,7 +26,7 @@ use std::sync::{Arc, Weak};
 /// context and handle, for any number of requests (gpu.md, legacy IPC rule 4). The exporter's
 /// allocation id is part of the name, since the bytes may be reused for another allocation.
 ///
-/// Pool memory is known by the address: a second import of a pointer gives the same address, and
+/// Pool memory is known by the address. A second import of a pointer gives the same address, and
 /// one `cuMemFree` closes both (seen on driver 580). So openings of an address are counted here,
 /// and the pools they came from are kept once each.
 #[derive(Debug, Default)]

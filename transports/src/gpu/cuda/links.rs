@@ -29,8 +29,8 @@ impl Links {
     pub(super) fn open() -> Option<Self> {
         // SAFETY: the management library's initialisers are meant to run in any program.
         let library = unsafe { dynamic::open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL) }.ok()?;
-        // SAFETY: symbols of these names are functions of these signatures, on all versions of the
-        // library; the pointers are used while it is open, which it stays.
+        // SAFETY: symbols of these names are functions of these signatures, in all versions of the
+        // library. The library stays open while the pointers are used.
         unsafe {
             let init = *library.get::<unsafe extern "C" fn() -> c_int>("nvmlInit_v2").ok()?;
             let by_uuid = *library.get("nvmlDeviceGetHandleByUUID").ok()?;

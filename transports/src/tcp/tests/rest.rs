@@ -286,7 +286,7 @@ fn an_answer_to_what_was_acknowledged_does_not_wait_for_others() {
     assert!(waited.is_empty(), "answers that waited: {waited:?}");
 }
 
-/// Sends messages one way and polls both sides, until so many have come.
+/// Sends messages one way and polls both sides, until `count` have come.
 fn stream(link: &Arc<dyn Link>, sides: &mut [Side; 2], count: u64) {
     let start = Instant::now();
     for number in 0..count {

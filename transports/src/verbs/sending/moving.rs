@@ -69,8 +69,8 @@ impl Sending {
             return Err(Unsent::Unregistered("it is not in one piece".into()));
         };
         let here = (base.wrapping_add(part.start), part.len(), registration.memory.lkey());
-        // SAFETY: the part lies in the registration, and this and a share of the buffer are held
-        // from here on, if any of it has begun.
+        // SAFETY: the part lies in the registration. If any of it has begun, the registration and a
+        // share of the buffer are held from here on.
         let begun = unsafe { self.move_bytes((Direction::Put, remote.addr, rkey), here, behind) }?;
         self.hold(Transfer::new(token, Via::Shared(registration, chunk.of.clone()), Buffer::Empty));
         begun

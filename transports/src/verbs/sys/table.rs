@@ -36,9 +36,9 @@ macro_rules! functions {
             fn of(library: &Library) -> Self {
                 Self {
                     $($name: library::find(library, $symbol).map(|found| {
-                        // SAFETY: a symbol of this name is a function of this signature: libibverbs
-                        // keeps what it has once exported, and gives a new interface another name
-                        // or version.
+                        // SAFETY: a symbol of this name is a function of this signature. The
+                        // library keeps what it has once exported, and gives a new interface
+                        // another name or version.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,

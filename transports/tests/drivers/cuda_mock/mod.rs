@@ -178,7 +178,7 @@ fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for(
 }
 
 /// gpu.md, legacy IPC rules 3, 9 and 10: the error names the causes that the driver's code may
-/// have, because the code alone does not tell.
+/// have. The code alone does not tell.
 #[test]
 fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
     let library = mock("refusals", "-DMOCK");

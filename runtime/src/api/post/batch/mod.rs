@@ -97,9 +97,9 @@ impl StridedPair<'_> {
 }
 
 impl Runtime {
-    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one
-    /// completion, and one notification ([`remote_comp`](Post::remote_comp)), which is told how
-    /// many bytes there were in all.
+    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation. It has one
+    /// completion, and one notification ([`remote_comp`](Post::remote_comp)), which gets the number
+    /// of all bytes.
     ///
     /// It completes when all bytes are visible there. No two pieces may have a target byte in
     /// common. Their order is undefined: where both sides are this rank's memory, no piece may
@@ -146,8 +146,9 @@ impl Runtime {
     }
 
     /// Writes a strided block of a region of this rank to one of the same shape in the memory of
-    /// `rank`: rows, and planes of rows, at regular distances, as one operation. `theirs` lies
-    /// within the memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
+    /// `rank`, as one operation. A strided block is rows, and planes of rows, at regular distances.
+    /// `theirs` lies within the memory of `rmr`. Otherwise as
+    /// [`post_put_batch`](Self::post_put_batch).
     ///
     /// # Errors
     /// As there; [`PostError::Strided`] if a block has no valid shape, or is not within its memory.

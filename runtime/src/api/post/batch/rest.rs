@@ -1,6 +1,6 @@
-//! The operations of a batch that are posted one by one: long pieces, pieces for a NIC, pieces that
-//! no engine copies together with others, and packs of small pieces that only the owner reaches. As
-//! many begin as there is room for; progress begins the others.
+//! The operations of a batch that are posted one by one. They are long pieces, pieces for a NIC,
+//! and pieces that no engine copies together with others. Small pieces that only the owner reaches
+//! are posted in packs. As many begin as there is room for; progress begins the others.
 
 use super::join::Join;
 use super::pack::Pack;

@@ -15,11 +15,11 @@
 //!
 //! # Ends
 //!
-//! libibverbs forbids to destroy an object that others depend on. Here that cannot happen: each
-//! object holds the one that it was made in, by `Arc`, so an object ends after all that depend on
-//! it. Each is destroyed in its `Drop`, before the fields are dropped, so the child comes first. A
-//! refusal there is logged, and the object is left to the process's end. In a forked child nothing
-//! is destroyed: the device's file, and all that was made through it, is shared with the parent.
+//! libibverbs forbids to destroy an object that others depend on. Here each object holds the one
+//! that it was made in, by `Arc`, so an object ends after all that depend on it. Each is destroyed
+//! in its `Drop`, before the fields are dropped, so the child comes first. A refusal there is
+//! logged, and the object is left to the process's end. In a forked child nothing is destroyed: the
+//! device's file, and all that was made through it, is shared with the parent.
 
 mod completion;
 mod context;
