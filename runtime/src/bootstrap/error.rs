@@ -41,7 +41,7 @@ impl Departure {
     }
 
     /// Returns `true` if the job cannot start because of it.
-    pub(super) const fn forbids_start(self) -> bool {
+    pub(crate) const fn forbids_start(self) -> bool {
         matches!(self, Self::OtherSecret | Self::CameTwice | Self::OtherSize)
     }
 }

@@ -430,8 +430,10 @@ pub(crate) fn candidates(
     let bad = |why: String| PostError::Bootstrap { rank, why };
     let key = address::key(rank.0, device.index);
     let found = match local.bootstrap.get(&key) {
-        // The loss of another rank keeps this one from nothing.
-        Err(BootstrapError::RankGone { rank: gone, .. }) if gone != rank.0 => {
+        // The loss of another rank keeps this one from nothing, unless the job cannot start.
+        Err(BootstrapError::RankGone { rank: gone, how })
+            if gone != rank.0 && !how.forbids_start() =>
+        {
             local.bootstrap.check(rank.0).map(|()| None)
         }
         found => found,

@@ -51,11 +51,29 @@ impl Drop for Mapping {
     }
 }
 
+/// Length from which memory is only allocated if the system has it available.
+const LARGE: usize = 64 << 20;
+
+/// Returns the bytes that the kernel could give without ending a process: `MemAvailable` and
+/// `SwapFree` of proc_meminfo(5). `None` where it does not say.
+fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let number = |name: &str| {
+        let words = text.lines().find_map(|line| line.strip_prefix(name))?;
+        words.strip_prefix(':')?.strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    Some((number("MemAvailable")? + number("SwapFree").unwrap_or(0)) << 10)
+}
+
 /// Makes a sealed memfd of `len` bytes, all of them allocated.
 pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
     // Beyond the limit of files (`ulimit -f`) the kernel would end the process (SIGXFSZ).
     if getrlimit(Resource::Fsize).current.is_some_and(|most| len as u64 > most) {
         return Err(Errno::FBIG);
+    }
+    // The kernel does not refuse pages of a memfd: it ends processes to find them.
+    if len >= LARGE && available().is_some_and(|most| len as u64 > most) {
+        return Err(Errno::NOMEM);
     }
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
@@ -157,6 +175,15 @@ mod tests {
             }
             Err(error) => println!("not tested: this kernel has no memfd of huge pages: {error}"),
         }
+    }
+
+    #[test]
+    fn more_than_the_available_memory_is_an_error_and_ends_no_process() {
+        let most = usize::try_from(available().unwrap()).unwrap();
+        for len in [2 * most, 1 << 50] {
+            assert_eq!(sealed_memfd("x", len).unwrap_err(), Errno::NOMEM);
+        }
+        assert!(sealed_memfd("x", LARGE.min(most / 8)).is_ok());
     }
 
     #[test]

@@ -101,7 +101,8 @@ impl Region {
     /// Allocates zeroed host memory that other processes of the job can map once it is registered.
     ///
     /// # Errors
-    /// The system has no memory, or no descriptor, left.
+    /// The system has no memory, or no descriptor, left: [`Errno::NOMEM`] for more than its
+    /// available memory.
     pub fn shared(len: usize) -> Result<Self, Errno> {
         let whole = len.checked_add(BYTES).ok_or(Errno::NOMEM)?;
         let fd = sealed_memfd("carrack-region", whole)?;
