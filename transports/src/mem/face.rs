@@ -30,8 +30,8 @@ pub struct Face {
 pub enum FaceError {
     /// Its rows or planes would overlap.
     #[error(
-        "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; the \
-        pitch is counted in bytes, from the beginning of one to that of the next"
+        "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; \
+        make the pitch, from the beginning of one to that of the next, {len} bytes or more"
     )]
     Pitch {
         /// `rows` or `planes`.
@@ -44,7 +44,7 @@ pub enum FaceError {
     /// It ends beyond the region.
     #[error(
         "a face of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond the \
-        {room} of its region"
+        {room} of its region: lower an offset, a count or a pitch"
     )]
     Outside {
         /// Offset of the face.
