@@ -33,7 +33,7 @@ pub const MARK: &str = "CHILD_OF";
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
     /// The program could not be started.
-    #[error("cannot start `{program}`: {source}; is it installed and in PATH?")]
+    #[error("cannot start `{program}`: {source}; install it, or put its folder into PATH")]
     Start {
         /// The command.
         program: String,

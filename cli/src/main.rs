@@ -129,7 +129,9 @@ fn print(text: &str) -> ExitCode {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if !is_closed_pipe(&error) => {
-            complain(format_args!("writing to stdout failed: {error}"));
+            complain(format_args!(
+                "writing to stdout failed: {error}; check the file or pipe that it goes to"
+            ));
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,

@@ -72,8 +72,10 @@ pub enum IpcError {
     )]
     Several(usize),
     /// The bytes are no name.
-    #[error("{found} bytes with {} name no {what}: \
-        {why}", if *with_fd { "a descriptor" } else { "no descriptor" })]
+    #[error(
+        "{found} bytes with {} name no {what}: {why}; hand over all that the exporter gave",
+        if *with_fd { "a descriptor" } else { "no descriptor" }
+    )]
     Bytes {
         /// The kind of object that they should name.
         what: &'static str,

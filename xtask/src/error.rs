@@ -22,16 +22,19 @@ pub(crate) enum TaskError {
     #[error(transparent)]
     Walk(#[from] walkdir::Error),
     /// A program's output is not of the form that this task knows.
-    #[error("{program} did not print {expected}; it printed:\n{found}")]
+    #[error("{program} did not print {expected}; try another version of it. It printed:\n{found}")]
     Output { program: &'static str, expected: &'static str, found: String },
     /// Something is missing that this task does not install.
     #[error("{what} is missing; {remedy}")]
     Missing { what: String, remedy: &'static str },
     /// Packages are not there, and were not installed.
-    #[error("the packages {packages} are missing (names are Debian's); {why}")]
+    #[error(
+        "the packages {packages} are missing (names are Debian's); {why}: install them, then call \
+        again"
+    )]
     Packages { packages: String, why: String },
     /// No step of the test run has such a name.
-    #[error("no step has that in its name; there are: {names}")]
+    #[error("no step has that in its name; name one of: {names}")]
     NoStep { names: String },
 }
 

@@ -10,7 +10,7 @@ use crate::USAGE;
 /// An error of the start of a job.
 #[derive(Debug, Error)]
 pub(crate) enum LaunchError {
-    /// `looked`: places that were searched. `hint`: a remedy, or nothing.
+    /// `looked`: places that were searched. `hint`: a remedy.
     #[error("no program {program:?}: looked for {looked}{hint}")]
     NotFound { program: PathBuf, looked: String, hint: String },
     #[error("{path:?} is not an executable file; make it one (`chmod +x`) or name another program")]

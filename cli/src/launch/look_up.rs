@@ -69,7 +69,7 @@ impl Places {
         (folders.iter().map(|folder| folder.join(name)).collect(), looked)
     }
 
-    /// Returns the remedy for a missing program that seems to be an example not yet built.
+    /// Returns the remedy for a missing program, which may be an example not yet built.
     fn hint(&self, program: &Path) -> String {
         let in_examples = program.parent().is_some_and(|folder| folder.ends_with("examples"));
         let has_source = program.file_name().is_some_and(|name| {
@@ -86,7 +86,7 @@ impl Places {
                 .any(|start| sources.iter().any(|source: &PathBuf| start.join(source).exists()))
         });
         if !in_examples && !has_source {
-            return String::new();
+            return "; name a path that is there, or put its folder into PATH".into();
         }
         let of_debug_build = self.own_folder.as_ref().is_some_and(|own| own.ends_with("debug"));
         let release = if of_debug_build && !program.starts_with("target/release") {

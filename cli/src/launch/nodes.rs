@@ -53,9 +53,12 @@ impl Nodes {
         let (count, place) = (self.count?, self.place?);
         let size = count.saturating_mul(ranks);
         if size > MAX_JOB {
-            return Some(format!("{count} nodes of {ranks} ranks exceed the limit of {MAX_JOB}"));
+            return Some(format!(
+                "{count} nodes of {ranks} ranks exceed the limit of {MAX_JOB}: start fewer"
+            ));
         }
-        (place >= count).then(|| format!("--node {place} is not below --nodes {count}"))
+        (place >= count)
+            .then(|| format!("--node {place} is not below --nodes {count}: count nodes from 0"))
     }
 
     /// Returns the rank in the job of a rank of this node.

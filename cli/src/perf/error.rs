@@ -45,7 +45,7 @@ pub(super) enum PerfError {
     LoopbackBetweenProcesses,
     #[error("memory {kind}: there is no GPU ({why}); CARRACK_GPU=fake gives simulated ones")]
     NoGpu { kind: Kind, why: String },
-    #[error("memory {kind}: there is no such device; {driver} has {there}")]
+    #[error("memory {kind}: there is no such device; {driver} has {there}: name one of these")]
     NoDevice { kind: Kind, driver: &'static str, there: String },
     #[error(
         "--op {op} works on words of rank 1 that CPUs can reach: give rank 1 host or pinned memory \
@@ -54,9 +54,9 @@ pub(super) enum PerfError {
     HostOnly { op: &'static str, kind: Kind },
     #[error("the ranks were started with different arguments: give all the same")]
     DifferentArguments,
-    #[error("{rank} is gone: {cause}")]
+    #[error("{rank} is gone: {cause}; {}", .cause.remedy())]
     PeerGone { rank: Rank, cause: DownCause },
-    #[error("another thread of this rank failed")]
+    #[error("another thread of this rank failed: look for its error first")]
     GivenUp,
     #[error("{from} gave an unknown order: start all ranks from the same build")]
     Order { from: Rank },
@@ -87,13 +87,13 @@ pub(super) enum PerfError {
         to"
     )]
     Plot { path: PathBuf, why: String },
-    #[error("writing to stdout failed: {0}")]
+    #[error("writing to stdout failed: {0}; check the file or pipe that it goes to")]
     Output(#[from] io::Error),
     #[error("{doing} failed: {source}; check the limits of this user (`ulimit -a`)")]
     System { doing: &'static str, source: io::Error },
     #[error("a round measured nothing; please report this")]
     Nothing,
-    #[error("a thread of this rank panicked")]
+    #[error("a thread of this rank panicked; please report this, with what the panic says")]
     Panicked,
     #[error(transparent)]
     Launch(#[from] LaunchError),

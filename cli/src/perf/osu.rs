@@ -140,7 +140,7 @@ fn place(text: &str) -> Result<Place, String> {
         ("D", _) => Ok(Place::Device),
         ("all", _) => Ok(Place::All),
         ("M" | "MD" | "MH", _) => {
-            Err("managed memory is not sent: the driver moves it meanwhile".into())
+            Err("managed memory is not sent, as the driver moves it: name H, P or D".into())
         }
         (_, Some(number)) => match number.parse() {
             Ok(number) => Ok(Place::Kind(Kind::Device(number))),
@@ -262,7 +262,9 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
                 Ok(()) => {}
                 Err(error) if is_closed_pipe(&error) => break,
                 Err(error) => {
-                    complain(format_args!("writing to stdout failed: {error}"));
+                    complain(format_args!(
+                        "writing to stdout failed: {error}; check the file or pipe that it goes to"
+                    ));
                     return ExitCode::FAILURE;
                 }
             },

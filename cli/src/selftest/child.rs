@@ -26,7 +26,10 @@ pub(super) fn watch() -> Result<(), SelftestError> {
 pub(super) enum Trouble {
     #[error("{0}")]
     Exited(ExitStatus),
-    #[error("it was still running after {:.1} s, and was ended", .0.as_secs_f64())]
+    #[error(
+        "it was still running after {:.1} s, and was ended; --limit can raise that",
+        .0.as_secs_f64()
+    )]
     Overran(Duration),
     /// The user ended it.
     #[error("interrupted")]

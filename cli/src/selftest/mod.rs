@@ -73,17 +73,17 @@ enum SelftestError {
         made, or after `cargo build --workspace --examples` and `cargo test --no-run`", .0.display()
     )]
     NoKit(PathBuf),
-    #[error("--gpu cuda: {0}")]
+    #[error("--gpu cuda: {0}; leave --gpu out, or correct that")]
     NoGpu(String),
     #[error("--filter {0}: no part has that in its name; --list shows them all")]
     NothingChosen(String),
-    #[error("{doing}: {source}")]
+    #[error("{doing} failed: {source}; check the limits of this user (`ulimit -a`)")]
     System { doing: &'static str, source: io::Error },
     #[error(transparent)]
     Launch(#[from] LaunchError),
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    #[error("`carrack info`: {0}; without it nothing is known of this machine")]
+    #[error("`carrack info` tells nothing of this machine: {0}; run it alone to see why")]
     Machine(String),
 }
 
@@ -135,7 +135,7 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     Ok(match report.totals {
         _ if children::interrupted() => INTERRUPTED,
         Totals { parts_failed: 0, parts_passed: 0, .. } => {
-            complain("selftest: nothing was tested: every part was skipped");
+            complain("selftest: nothing was tested: every part was skipped; the report says why");
             1
         }
         Totals { parts_failed: 0, .. } => 0,

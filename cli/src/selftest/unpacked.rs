@@ -28,7 +28,7 @@ const MOST_MEMORY: u32 = 256 << 10;
 /// Errors of finding and unpacking the programs.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UnpackError {
-    #[error("{}: {source}; it has to be readable", archive.display())]
+    #[error("{}: {source}; make it readable", archive.display())]
     Unreadable { archive: PathBuf, source: io::Error },
     #[error(
         "{}: {source}: the archive is damaged, or not all of it is here; carry the bundle here \

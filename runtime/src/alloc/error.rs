@@ -19,7 +19,10 @@ pub enum SharedAllocError {
         len: usize,
     },
     /// A rank cannot take part; no allocator was made.
-    #[error("{rank} cannot have memory together with others: {why}")]
+    #[error(
+        "{rank} cannot have memory together with others: {why}; correct that, or use a group \
+        without this rank"
+    )]
     Unable {
         /// The rank.
         rank: Rank,
@@ -43,7 +46,10 @@ pub enum SharedAllocError {
         ours: String,
     },
     /// The leader, which allocates for all ranks, failed.
-    #[error("{leader}, which allocates for {ranks} ranks, could not: {why}")]
+    #[error(
+        "{leader}, which allocates for {ranks} ranks, could not: {why}; free memory of its GPU, or \
+        ask for less"
+    )]
     Leader {
         /// The leader.
         leader: Rank,
@@ -53,7 +59,10 @@ pub enum SharedAllocError {
         why: String,
     },
     /// A rank could not map the leader's allocation.
-    #[error("{rank} cannot map memory of {leader}'s {gpu}: {why}")]
+    #[error(
+        "{rank} cannot map memory of {leader}'s {gpu}: {why}; correct that, or use a group without \
+        one of the two"
+    )]
     NotMapped {
         /// The rank.
         rank: Rank,
@@ -79,7 +88,7 @@ pub enum SharedAllocError {
     /// The ranks cannot reach each other any more. This allocator has ended.
     #[error(
         "the ranks of the scope cannot agree any more: {0}; nothing more is allocated, what is \
-        mapped stays until it is dropped"
+        mapped stays until it is dropped. Make another allocator, over ranks that are left"
     )]
     Ended(Box<CollectiveError>),
     /// The call was made inside a completion handler, which must not wait. Only this rank gets the

@@ -92,7 +92,11 @@ impl RuntimeBuilder {
             }
         });
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let sleepers = Sleepers::new().map_err(|error| StartError::System(error.to_string()))?;
+        let sleepers = Sleepers::new().map_err(|error| {
+            StartError::System(format!(
+                "no eventfd: {error}; on open files `ulimit -n` is the limit"
+            ))
+        })?;
         let sleepers = Arc::new(sleepers);
         let chores = Chores::waking(&sleepers);
         let local = Local {
@@ -122,8 +126,11 @@ impl RuntimeBuilder {
         runtime.0.set_default_device(device);
         if runtime.0.settings.progress() == ProgressChoice::Thread {
             let thread = ProgressThread::start(&runtime.0);
-            let thread = thread
-                .map_err(|error| StartError::System(format!("no progress thread: {error}")))?;
+            let thread = thread.map_err(|error| {
+                StartError::System(format!(
+                    "no progress thread: {error}; on processes `ulimit -u` is the limit"
+                ))
+            })?;
             runtime.1 = Some(Arc::new(thread));
         }
         runtime.0.note_started();

@@ -130,7 +130,10 @@ pub enum BootstrapError {
 
     /// The launcher, or rank 0 without `carrack run`, refused a frame of this rank, and reads no
     /// more of them.
-    #[error("what this rank sent was refused, and it has been cut off: {why}")]
+    #[error(
+        "what this rank sent was refused, and the rank has been cut off: {why}; build `carrack` \
+        and the program from the same version of Carrack"
+    )]
     Refused {
         /// The reason.
         why: String,

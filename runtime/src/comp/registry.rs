@@ -209,14 +209,18 @@ impl Registry {
             let removed = self.lock().texts.remove(&name);
             self.changed();
             // Without the lock, as below.
-            let unknown = ResourceError::Slot { slot: name, why: "is not in use" };
+            let unknown =
+                ResourceError::Slot { slot: name, why: "is not in use: deregister a name once" };
             return removed.map(drop).ok_or(unknown);
         }
         let mut tables = self.lock();
         let slots = &mut tables.slots;
         let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name);
         let Some(slot @ Slot { state: State::Used(..), .. }) = slot else {
-            return Err(ResourceError::Slot { slot: name, why: "is not in use" });
+            return Err(ResourceError::Slot {
+                slot: name,
+                why: "is not in use: deregister a name once",
+            });
         };
         let next = RemoteComp(name.0.wrapping_add(LIMIT as u32));
         let left = if matches!(slot.state, State::Used(_, true)) {

@@ -32,7 +32,7 @@ pub enum CollectiveError {
         cause: WaitError,
     },
     /// Another member has failed in it.
-    #[error("{what}: it failed at {rank}, whose own error says why")]
+    #[error("{what}: it failed at {rank}: read the error of that rank, which says why")]
     Failed {
         /// The operation.
         what: &'static str,
@@ -53,7 +53,7 @@ pub enum CollectiveError {
         ours: String,
     },
     /// The root of a broadcast is no member.
-    #[error("broadcast: {rank} is not a member of group {group}")]
+    #[error("broadcast: {rank} is not a member of group {group}: name a member as the root")]
     Root {
         /// The rank.
         rank: Rank,
@@ -61,7 +61,10 @@ pub enum CollectiveError {
         group: u32,
     },
     /// A rank contributed bytes that are no remote key.
-    #[error("exchange of remote keys: {rank} contributed {len} bytes that are no remote key")]
+    #[error(
+        "exchange of remote keys: {rank} contributed {len} bytes that are no remote key: let all \
+        members call exchange_keys, with one version of Carrack"
+    )]
     Key {
         /// The rank.
         rank: Rank,
@@ -120,7 +123,10 @@ pub enum GroupError {
     #[error("{0}, this rank, is not among its members: only members make a group")]
     NotMember(Rank),
     /// The name is that of a group of other ranks, or in another order.
-    #[error("group {name} has been made already, of {count} ranks, and not of these in this order")]
+    #[error(
+        "group {name} has been made already, of {count} ranks, and not of these in this order: use \
+        another name"
+    )]
     Taken {
         /// The name.
         name: u32,

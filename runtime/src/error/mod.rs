@@ -28,11 +28,11 @@ pub enum StartError {
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     /// None of the transports that the settings allow can be opened.
-    #[error("no transport can be used: \
-        {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no transport can be used: {}; correct one of these, or name another in \
+        CARRACK_TRANSPORT", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoTransport(Vec<Unavailable>),
     /// The GPU driver that the settings ask for could not be started.
-    #[error("CARRACK_GPU: {0}")]
+    #[error("CARRACK_GPU: {0}; CARRACK_GPU=auto starts without a GPU")]
     Gpu(#[from] GpuError),
     /// The system refused a resource that waiting threads need.
     #[error("the runtime could not start: {0}")]
@@ -43,7 +43,7 @@ pub enum StartError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{0} bytes that do not name a remote region: they were cut off, damaged, or made by another \
-    version"
+    version; get them anew from RemoteKey::to_bytes at the owner"
 )]
 pub struct RemoteKeyError(pub usize);
 
@@ -76,7 +76,10 @@ pub enum RegisterError {
         len: usize,
     },
     /// The system refused.
-    #[error("the system gave no {len} bytes of shared memory: {why}")]
+    #[error(
+        "the system gave no {len} bytes of shared memory: {why}; ask for less, or raise the limits \
+        on memory, files and their sizes (`ulimit -a`)"
+    )]
     System {
         /// Bytes asked for.
         len: usize,
@@ -134,7 +137,7 @@ pub enum ProgressError {
         size: usize,
     },
     /// There is no memory for a large active message. It was dropped, and its sender told.
-    #[error("there is no memory for an active message of {size} bytes from {from}: {why}")]
+    #[error("an active message of {size} bytes from {from} was dropped for lack of memory: {why}")]
     NoMemory {
         /// The sender.
         from: Rank,
@@ -145,7 +148,10 @@ pub enum ProgressError {
     },
     /// A message was malformed. It was dropped. If an operation may have waited for it, all
     /// operations with the sender end with [`OpError::PeerDown`].
-    #[error("{from} sent a malformed message: {why}")]
+    #[error(
+        "{from} sent a malformed message: {why}; run one version of Carrack on all ranks; if all \
+        do, please report this"
+    )]
     Malformed {
         /// The sender.
         from: Rank,
@@ -153,7 +159,10 @@ pub enum ProgressError {
         why: String,
     },
     /// A completion handler panicked. Its status is lost; everything else continues.
-    #[error("a completion handler panicked on a status from {from}: {message}")]
+    #[error(
+        "a completion handler panicked on a status from {from}, which is lost: {message}; correct \
+        the handler"
+    )]
     HandlerPanicked {
         /// The status's rank.
         from: Rank,
@@ -181,7 +190,10 @@ pub enum WaitError {
     #[error(transparent)]
     Progress(#[from] ProgressError),
     /// The time was up.
-    #[error("the condition was still false after {0:?}")]
+    #[error(
+        "the condition was still false after {0:?}: wait longer, or look for what holds it up in \
+        Runtime::pending"
+    )]
     TimedOut(std::time::Duration),
 }
 
@@ -190,14 +202,14 @@ pub enum WaitError {
 #[non_exhaustive]
 pub enum ResourceError {
     /// No transport could make a device.
-    #[error("no device could be opened: \
-        {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no device could be opened: {}; correct one of these, or name another transport in \
+        CARRACK_TRANSPORT", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Device(Vec<Unavailable>),
     /// The address could not be published.
     #[error("the device's address could not be published: {0}")]
     Publish(String),
     /// The wire format cannot number more.
-    #[error("all {limit} {what} are in use")]
+    #[error("all {limit} {what} are in use: use one of them again")]
     TooMany {
         /// The resource.
         what: &'static str,

@@ -11,7 +11,7 @@ use carrack_transports::mem::CopyError;
 #[non_exhaustive]
 pub enum OpError {
     /// The peer went first.
-    #[error("{rank} is gone: {cause}")]
+    #[error("{rank} is gone: {cause}; {}", .cause.remedy())]
     PeerDown {
         /// The peer.
         rank: Rank,
@@ -21,7 +21,10 @@ pub enum OpError {
     /// The message was longer than the buffer; the buffer was not written. The receive has this
     /// error, and so has the send if the message was too long to leave before its receive was
     /// known.
-    #[error("a message of {message} bytes came for a receive of {buffer}; nothing was written")]
+    #[error(
+        "a message of {message} bytes came for a receive of {buffer}, and nothing was written: \
+        give the receive a buffer of {message} bytes or more"
+    )]
     Truncated {
         /// Bytes of the message.
         message: usize,
@@ -32,19 +35,27 @@ pub enum OpError {
     #[error(transparent)]
     Copy(CopyError),
     /// The event that the operation waited for failed.
-    #[error("the event that it was ordered after failed: {0}")]
+    #[error(
+        "the event that the operation was ordered after failed: {0}; look for the first error on \
+        its stream"
+    )]
     Event(GpuError),
     /// The operation was deferred, and refused at its begin.
-    #[error("it could not begin at its turn: {0}")]
+    #[error("the operation could not begin at its turn: {0}")]
     Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
-    #[error("the peer could not take the message in; its own log says why")]
+    #[error("the peer could not take the message in: read its log, which says why")]
     Refused,
     /// There is no memory for a large message.
-    #[error("there is no host memory for the {0} bytes of a message")]
+    #[error(
+        "there is no host memory for the {0} bytes of a message: free some, or send it in parts"
+    )]
     Memory(usize),
     /// Copying from the peer failed.
-    #[error("copying from {rank} failed: {why}")]
+    #[error(
+        "copying from {rank} failed: {why}; keep the memory of an operation mapped at both ranks \
+        until it ends"
+    )]
     Transfer {
         /// The peer.
         rank: Rank,
@@ -52,7 +63,10 @@ pub enum OpError {
         why: String,
     },
     /// The link refused the operation after it had been accepted.
-    #[error("the link to {rank} refused the operation: {why}")]
+    #[error(
+        "the link to {rank} refused the operation: {why}; unless a limit of this machine is the \
+        reason, please report this"
+    )]
     Link {
         /// The peer.
         rank: Rank,
@@ -75,13 +89,19 @@ pub enum OpError {
     #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
     Word(Rank),
     /// The operation had not completed by its deadline.
-    #[error("the operation with {0} did not complete by its deadline")]
+    #[error(
+        "the operation with {0} did not complete by its deadline: give it a later one, or look at \
+        Runtime::pending of that rank"
+    )]
     TimedOut(Rank),
     /// It was cancelled, before its message came.
-    #[error("the receive was cancelled")]
+    #[error("the receive was cancelled, and took no message: post another one for its message")]
     Cancelled,
     /// The device or the runtime was closed first.
-    #[error("the runtime was closed before the operation completed")]
+    #[error(
+        "the runtime was closed before the operation completed: wait for the operation, or cancel \
+        it, before the runtime is dropped"
+    )]
     Closed,
 }
 

@@ -45,7 +45,7 @@ pub enum PostError {
     )]
     ReadOnly(&'static str),
     /// The peer is known to be gone.
-    #[error("{rank} is gone: {cause}")]
+    #[error("{rank} is gone: {cause}; {}", .cause.remedy())]
     PeerDown {
         /// The peer.
         rank: Rank,
@@ -62,7 +62,7 @@ pub enum PostError {
     },
     /// This process lacks a descriptor or memory for a connection to the peer. The peer may be
     /// well. Close what is not needed, or raise the limit, and post again.
-    #[error("{rank} cannot be connected to now: {why}")]
+    #[error("{rank} cannot be connected to now: {why}; make room for it, then post again")]
     Lacking {
         /// The peer.
         rank: Rank,
@@ -70,7 +70,10 @@ pub enum PostError {
         why: String,
     },
     /// The required path is not the one to this peer.
-    #[error("the path to {rank} is {chosen}, not the required {required}: {why}")]
+    #[error(
+        "the path to {rank} is {chosen}, not the required {required}: {why}; leave .require out to \
+        allow another path"
+    )]
     Path {
         /// The peer.
         rank: Rank,
@@ -149,7 +152,10 @@ pub enum PostError {
     )]
     OrderedPieces,
     /// The event or stream of an operation cannot be used.
-    #[error("the event or stream that the operation is ordered by cannot be used: {0}")]
+    #[error(
+        "the event or stream that the operation is ordered by cannot be used: {0}; wait for it on \
+        the host, and post without it"
+    )]
     Stream(GpuError),
     /// The stream is in another GPU than the memory.
     #[error(
@@ -170,7 +176,10 @@ pub enum PostError {
     )]
     OwnStream(Rank),
     /// There is no memory to gather a list of buffers in.
-    #[error("there is no host memory for the {0} bytes of a list of buffers")]
+    #[error(
+        "there is no host memory for the {0} bytes of a list of buffers: free some, or post the \
+        buffers one by one"
+    )]
     NoMemory(usize),
     /// The memory cannot be sent from or received into.
     #[error("{0}")]
@@ -179,7 +188,10 @@ pub enum PostError {
     #[error(transparent)]
     Freed(Freed),
     /// The remote region belongs to another rank.
-    #[error("the remote region is {owner}'s, and the operation names {rank}")]
+    #[error(
+        "the remote region is {owner}'s, and the operation names {rank}: name the rank that \
+        RemoteKey::owner returns"
+    )]
     Owner {
         /// The rank that was named.
         rank: Rank,
@@ -187,7 +199,10 @@ pub enum PostError {
         owner: Rank,
     },
     /// The operation reaches beyond the remote region.
-    #[error("{len} bytes at {offset} reach beyond the {room} bytes of the remote region")]
+    #[error(
+        "{len} bytes at {offset} reach beyond the {room} bytes of the remote region: name a part \
+        within it"
+    )]
     Outside {
         /// The beginning of the range, in bytes.
         offset: u64,
@@ -197,8 +212,8 @@ pub enum PostError {
         room: u64,
     },
     /// A piece of a batch reaches beyond the local region.
-    #[error("bytes {} to {} are not within the {room} bytes of the local \
-        region", range.start, range.end)]
+    #[error("bytes {} to {} are not within the {room} bytes of the local region: name a part \
+        within it", range.start, range.end)]
     OutsideLocal {
         /// The part that was named, in bytes.
         range: std::ops::Range<usize>,

@@ -313,7 +313,11 @@ impl Route {
         let Some((lane, blob)) =
             chosen.and_then(|at| Some((device.lanes.get(at)?, blobs.get(at)?.as_ref()?)))
         else {
-            return Err(PostError::Unreachable { rank: self.rank, why: reasons(&candidates) });
+            let why = format!(
+                "{}; name a transport in CARRACK_TRANSPORT that reaches it",
+                reasons(&candidates)
+            );
+            return Err(PostError::Unreachable { rank: self.rank, why });
         };
         let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|error| match error {
             SubmitError::Down { cause, .. } => {
@@ -363,7 +367,10 @@ impl Route {
             return Ok(Some(linked.link.clone()));
         }
         let why_not = |why: String| {
-            let why = format!("the NIC that is the agent of its words ({transport}): {why}");
+            let why = format!(
+                "the NIC that is the agent of its words ({transport}): {why}; let the owner \
+                register them with AtomicAgent::Owner"
+            );
             PostError::Unreachable { rank: self.rank, why }
         };
         let Some((at, lane)) =
@@ -447,8 +454,10 @@ pub(crate) fn candidates(
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         return Ok(None);
     };
-    let theirs = address::decode(&bytes)
-        .ok_or_else(|| bad("what it published is not a list of addresses".into()))?;
+    let theirs = address::decode(&bytes).ok_or_else(|| {
+        let why = "what it published is not a list of addresses";
+        bad(format!("{why}: run one version of Carrack on all ranks"))
+    })?;
     let mut reaches = Vec::new();
     let mut blobs = Vec::new();
     for lane in &device.lanes {

@@ -96,7 +96,7 @@ pub enum OpFailure {
     #[error(transparent)]
     Copy(#[from] CopyError),
     /// The device was closed first.
-    #[error("the device was closed before the operation ended")]
+    #[error("the device was closed before the operation completed: close it afterwards")]
     Closed,
 }
 
@@ -121,6 +121,22 @@ pub enum DownCause {
     /// This process lacked a resource that a link takes. The peer's state is unknown.
     #[error("this process lacks what a link to it takes: {0}")]
     Lacking(String),
+}
+
+impl DownCause {
+    /// Returns what to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Closed => {
+                "let it call wait_drained, or await a reply, before it drops its runtime"
+            }
+            Self::Gone(_) | Self::Lost(_) | Self::Refused(_) => "look for its own messages first",
+            Self::Protocol(_) => {
+                "run one version of Carrack on all ranks; if all do, please report this"
+            }
+            Self::Lacking(_) => "correct that, and start the job again",
+        }
+    }
 }
 
 /// Room for a note of the runtime about an arrival. A transport leaves the default in it.

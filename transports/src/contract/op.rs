@@ -131,7 +131,9 @@ pub enum Busy {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The message is longer than the link can carry in one piece.
-    #[error("{len} bytes are more than the {max} that fit into one message here")]
+    #[error(
+        "{len} bytes are more than the {max} that fit into one message here: send them in parts"
+    )]
     TooLong {
         /// Bytes of the message.
         len: usize,
@@ -139,14 +141,14 @@ pub enum SubmitError {
         max: usize,
     },
     /// The link cannot read memory of that kind.
-    #[error("this link cannot send from {0} memory by itself")]
+    #[error("this link cannot send from {0} memory by itself: copy it to host memory first")]
     Kind(MemKind),
     /// The memory cannot be registered with the NIC, or not this much of it. The caller keeps the
     /// buffer.
     #[error("the NIC cannot be told of the memory: {0}")]
     Unregistered(String),
     /// The peer is gone.
-    #[error("{peer} is gone: {cause}")]
+    #[error("{peer} is gone: {cause}; {}", .cause.remedy())]
     Down {
         /// The peer.
         peer: PeerId,
@@ -156,7 +158,7 @@ pub enum SubmitError {
     /// The address is not one of this transport's.
     #[error(
         "an address of {0} bytes is not one of this transport's: the peer runs another version, or \
-        its address was damaged"
+        its address was damaged; run one version of Carrack on all ranks"
     )]
     Address(usize),
     /// This process lacks a resource that a link takes. The caller may try again.

@@ -125,8 +125,12 @@ impl LoopbackDomain {
                 format!("it receives into host packets, not into {} memory", packets.kind());
             return Err(Unavailable::new(NAME, reason));
         }
-        let sleepers = Sleepers::new()
-            .map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
+        let sleepers = Sleepers::new().map_err(|error| {
+            Unavailable::new(
+                NAME,
+                format!("no eventfd: {error}; on open files `ulimit -n` is the limit"),
+            )
+        })?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let inbox = Arc::new(Inbox {
             id,

@@ -137,7 +137,7 @@ pub enum AllocError {
         kind: MemKind,
     },
     /// The GPU's driver refused.
-    #[error("no memory on the GPU: {0}")]
+    #[error("no memory on the GPU: {0}; free some there, or ask for smaller packets or fewer")]
     Gpu(#[from] GpuError),
     /// Large messages use all the memory allowed for them: see
     /// [`PacketPool::limit_large`](super::PacketPool::limit_large).
@@ -154,7 +154,10 @@ pub enum AllocError {
         limit: usize,
     },
     /// The allocator's own description is invalid.
-    #[error("packets cannot be made of the allocator's memory, {kind}: {why}")]
+    #[error(
+        "packets cannot be made of the allocator's memory, {kind}: {why}; correct its \
+        `kind` and its `gpu`"
+    )]
     Unsuitable {
         /// The kind that it claims.
         kind: MemKind,
@@ -162,7 +165,10 @@ pub enum AllocError {
         why: &'static str,
     },
     /// A chunk is too short.
-    #[error("the packet allocator gave {got} bytes at {base:#x} where {want} were asked for")]
+    #[error(
+        "the packet allocator gave {got} bytes at {base:#x} where {want} were asked for: correct \
+        its `allocate`"
+    )]
     TooShort {
         /// First address of the chunk.
         base: usize,
@@ -172,7 +178,10 @@ pub enum AllocError {
         want: usize,
     },
     /// A chunk is not aligned as was asked for.
-    #[error("the packet allocator gave memory at {base:#x}, which is not aligned to {align} bytes")]
+    #[error(
+        "the packet allocator gave memory at {base:#x}, which is not aligned to {align} bytes: \
+        correct its `allocate`"
+    )]
     Misaligned {
         /// First address of the chunk.
         base: usize,
@@ -180,7 +189,10 @@ pub enum AllocError {
         align: usize,
     },
     /// A chunk lies where no memory can be: in the page at address 0, or beyond the last address.
-    #[error("the packet allocator gave {len} bytes at {base:#x}, where no memory can be")]
+    #[error(
+        "the packet allocator gave {len} bytes at {base:#x}, where no memory can be: correct its \
+        `allocate`"
+    )]
     Nowhere {
         /// First address of the chunk.
         base: usize,
@@ -190,7 +202,8 @@ pub enum AllocError {
     /// A chunk overlaps one that is in use.
     #[error(
         "the packet allocator gave {len} bytes at {base:#x}, which overlap the {other_len} bytes \
-         at {other:#x} that a packet pool already has from it or another allocator"
+         at {other:#x} that a packet pool already has from it or another allocator: correct the \
+         `allocate` of one"
     )]
     Overlap {
         /// First address of the chunk.
@@ -205,7 +218,7 @@ pub enum AllocError {
     /// A chunk is not of the kind that the allocator says.
     #[error(
         "the packet allocator said that its memory is {said}; the driver says that {at:#x} is \
-        {found}"
+        {found}: correct its `kind` or `allocate`"
     )]
     WrongKind {
         /// The first address of the chunk that is of another kind.

@@ -23,7 +23,9 @@ pub enum Copied {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CopyError {
     /// The target is shorter than the source.
-    #[error("a copy of {len} bytes does not fit into {room}")]
+    #[error(
+        "a copy of {len} bytes does not fit into {room}: give it more room, or copy fewer bytes"
+    )]
     TooLong {
         /// Bytes of the source.
         len: usize,

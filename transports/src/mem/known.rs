@@ -35,10 +35,13 @@ const SWEPT: usize = 8;
 #[non_exhaustive]
 pub enum RawError {
     /// The address is null.
-    #[error("the address is null")]
+    #[error("the address of the memory is null: give that of an allocation")]
     Null,
     /// A driver failed to classify the address.
-    #[error("what memory {addr:#x} is cannot be found out: {cause}")]
+    #[error(
+        "what memory {addr:#x} is cannot be found out: {cause}; check that it is allocated, and \
+        look for earlier errors of the driver"
+    )]
     Query {
         /// The address.
         addr: usize,
@@ -59,7 +62,10 @@ pub enum RawError {
         found: MemKind,
     },
     /// The range is longer than the allocation that it begins in.
-    #[error("{len} bytes at {addr:#x} reach beyond the allocation, which ends after {left}")]
+    #[error(
+        "{len} bytes at {addr:#x} reach beyond the allocation, which ends after {left}: name no \
+        more than these"
+    )]
     Beyond {
         /// The address.
         addr: usize,

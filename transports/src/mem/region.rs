@@ -380,7 +380,7 @@ impl fmt::Debug for Region {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AtomicError {
     /// The word reaches beyond the region.
-    #[error("a word of 8 bytes at {offset} reaches beyond the {len} bytes of the region")]
+    #[error("8 bytes at {offset} reach beyond the {len} bytes of the region: name a word within")]
     Outside {
         /// Offset of the word.
         offset: usize,
@@ -388,13 +388,13 @@ pub enum AtomicError {
         len: usize,
     },
     /// The word is not aligned.
-    #[error("the word at {offset} is not aligned to 8 bytes: an atomic operation needs that")]
+    #[error("the word at {offset} is not aligned: atomic operations need a multiple of 8 bytes")]
     Unaligned {
         /// Offset of the word.
         offset: usize,
     },
     /// It is not host memory.
-    #[error("the CPU does no atomic operations on {0} memory")]
+    #[error("the CPU does no atomic operations on {0} memory: register it for post_fetch_add")]
     Kind(MemKind),
 }
 

@@ -31,7 +31,7 @@ pub enum StridedError {
     /// Its rows or planes would overlap.
     #[error(
         "{what} of a strided block begin {pitch} bytes apart and have {len} bytes: they would \
-        overlap; the pitch is counted in bytes, from the beginning of one to that of the next"
+        overlap; make the pitch, from the beginning of one to that of the next, {len} bytes or more"
     )]
     Pitch {
         /// `rows` or `planes`.
@@ -44,7 +44,7 @@ pub enum StridedError {
     /// It ends beyond the region.
     #[error(
         "a strided block of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond \
-        the {room} of its region"
+        the {room} of its region: lower an offset, a count or a pitch"
     )]
     Outside {
         /// Offset of the block.

@@ -108,7 +108,10 @@ struct Said {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
     /// Its proof is of another secret, another connection, another side or another claim.
-    #[error("it does not know this job's secret: it belongs to another job")]
+    #[error(
+        "it does not know this job's secret: it belongs to another job; end what is left \
+        of earlier ones"
+    )]
     Secret,
     /// It has said something else.
     #[error("{0}")]

@@ -199,7 +199,13 @@ impl ShmDevice {
             }))
         };
         opened().map_err(|error| {
-            Unavailable::new(NAME, format!("its sockets and memory could not be made: {error}"))
+            Unavailable::new(
+                NAME,
+                format!(
+                    "its sockets and memory could not be made: {error}; on open files `ulimit -n` \
+                    is the limit"
+                ),
+            )
         })
     }
 

@@ -154,7 +154,11 @@ impl TcpDevice {
                 armed: AtomicBool::new(false),
             }))
         };
-        opened().map_err(|error| unavailable(format!("its sockets could not be made: {error}")))
+        opened().map_err(|error| {
+            unavailable(format!(
+                "its sockets could not be made: {error}; on open files `ulimit -n` is the limit"
+            ))
+        })
     }
 
     /// Handles what other threads, and links, have left for a poll.

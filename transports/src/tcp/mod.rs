@@ -147,7 +147,10 @@ impl Transport for Tcp {
         let names: Vec<_> =
             found.iter().map(|at| format!("{} ({})", at.address, at.name)).collect();
         if names.is_empty() {
-            return Err(Unavailable::new(NAME, "this machine has no network address"));
+            return Err(Unavailable::new(
+                NAME,
+                "this machine has no network address: bring an interface up",
+            ));
         }
         Ok(vec![DeviceInfo { name: "sockets".into(), note: names.join(", ") }])
     }

@@ -121,8 +121,10 @@ impl RdmaDevice {
         let failed =
             |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
         let verbs = |error: VerbsError| failed("its queues could not be made", error.to_string());
-        let system =
-            |error: std::io::Error| failed("its sockets could not be made", error.to_string());
+        let system = |error: std::io::Error| {
+            let why = format!("{error}; on open files `ulimit -n` is the limit");
+            failed("its sockets could not be made", why)
+        };
         let port = &shared.port;
         // Half of the packets at most: the runtime needs the other half.
         let half = u32::try_from(packets.limit() / 2).unwrap_or(u32::MAX);

@@ -43,7 +43,7 @@ pub enum GrowableError {
         gpu: GpuUuid,
     },
     /// A GPU's driver does not allocate at chosen addresses.
-    #[error("{gpu} has no memory that could grow in place: {cause}")]
+    #[error("{gpu} has no memory that could grow in place: {cause}; leave it out")]
     Unsupported {
         /// The GPU.
         gpu: GpuUuid,
@@ -78,7 +78,7 @@ pub enum GrowableError {
         cause: GpuError,
     },
     /// The addresses were not reserved.
-    #[error("{most} bytes of addresses cannot be reserved: {cause}")]
+    #[error("{most} bytes of addresses cannot be reserved: {cause}; reserve less")]
     NotReserved {
         /// Bytes, in whole stripes.
         most: usize,
@@ -99,7 +99,7 @@ pub enum GrowableError {
     /// A GPU has no memory for a stripe. The stripes that this call had allocated were freed.
     #[error(
         "the buffer does not grow from {held} to {len} bytes: no memory for a stripe of {stripe} \
-        bytes on {gpu}: {cause}"
+        bytes on {gpu}: {cause}; free memory there, or ask for less"
     )]
     NotAllocated {
         /// Bytes that were asked for.

@@ -55,7 +55,10 @@ impl Post<'_, Atomic<'_>> {
         let given = self.give(&*link, (8, None), comp, |token| Op::Atomic { word, change, token });
         drop(known);
         let rank = self.desc.rank;
-        let unreachable = |why: String| PostError::Unreachable { rank, why };
+        let unreachable = |why: String| {
+            let why = format!("{why}; let the owner register the words with AtomicAgent::Owner");
+            PostError::Unreachable { rank, why }
+        };
         match given {
             Ok(Given::UnderWay) => Ok(Outcome::Posted),
             Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Outcome::Retry(reason)),
