@@ -60,11 +60,6 @@ impl Server {
         gone.map(|(rank, how)| Frame::Gone { rank, how })
     }
 
-    /// Returns `true` if all ranks have left.
-    pub fn is_over(&self) -> bool {
-        self.ranks.iter().all(|state| state.gone.is_some())
-    }
-
     /// Notes that these ranks will not come, and tells the others all of them: an operation waits
     /// for its own peer.
     pub fn lost(&mut self, missing: &[u32], how: Departure) -> Outgoing {

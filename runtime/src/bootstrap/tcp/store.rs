@@ -163,22 +163,21 @@ impl Store {
         }
     }
 
-    /// Returns `true` if no rank needs the store any more.
+    /// Returns `true` if no rank needs the store any more. Where the job cannot start, ranks that
+    /// have not come are waited for a short time only.
     fn is_done(&mut self) -> bool {
-        let is_over = self.server.is_over() && self.unsent() == 0;
-        if is_over && self.lingers_until.is_none() {
+        let forbids_start = Departure::forbids_start;
+        let departures = || (0..self.server.size()).map(|rank| self.server.departure(rank));
+        let cannot_start = departures().flatten().any(forbids_start);
+        let is_missing = |rank: usize| rank > 0 && self.came_from[rank].is_none();
+        let is_awaited = cannot_start && (0..self.came_from.len()).any(is_missing);
+        let has_left =
+            |(rank, how): (usize, Option<_>)| how.is_some() || is_awaited && is_missing(rank);
+        let have_left = (0..).zip(departures()).all(has_left) && self.unsent() == 0;
+        if have_left && self.lingers_until.is_none() {
             self.lingers_until = Instant::now().checked_add(LINGER);
         }
-        self.lingers_until.is_some_and(|end| !self.is_awaited() || end <= Instant::now())
-    }
-
-    /// Returns `true` if a rank that has not come yet would wait in vain for this store.
-    fn is_awaited(&self) -> bool {
-        use Departure::{CameTwice, OtherSecret, OtherSize};
-        let cannot_start =
-            |rank| matches!(self.server.departure(rank), Some(CameTwice | OtherSecret | OtherSize));
-        self.came_from.iter().skip(1).any(Option::is_none)
-            && (0..self.server.size()).any(cannot_start)
+        self.lingers_until.is_some_and(|end| !is_awaited || end <= Instant::now())
     }
 
     /// Returns the number of bytes for ranks that wait for the store to hang up.
