@@ -36,8 +36,7 @@ mod tests;
 
 pub use carrack_transports::registry::{TransportChoice, TransportSettings};
 pub use carrack_transports::settings::{
-    AutoChoice, Declared, Origin, SettingFault, SettingLine, SettingsError, SizeError,
-    SwitchChoice, parse_size,
+    AutoChoice, Declared, Origin, SettingFault, SettingLine, SettingsError, SizeError, parse_size,
 };
 pub use choice::{BootstrapChoice, DumpChoice, GpuChoice, ProgressChoice};
 pub use resolve::SettingsBuilder;

@@ -3,7 +3,7 @@
 use super::{Faulty, LIMIT, NONE, RANKS, node_of, start};
 use crate::support::nodes::{Nodes, Weather};
 use crate::support::ranks::{PARENT, Role};
-use crate::support::{happens, posted};
+use crate::support::{happens, patience, posted};
 use carrack::buffer::Region;
 use carrack::{CompQueue, OpError, PostError, Rank, RemoteKey, Status, Tag};
 use rustix::process::Signal;
@@ -128,7 +128,7 @@ pub(super) fn pulled(role: &Role) {
         Some(OpError::PeerDown { rank, cause }) => {
             assert!(far.contains(&rank.0), "{rank} is down: {cause}");
             let took = began.elapsed();
-            let is_in_time = limit.mul_f64(0.8) <= took && took <= limit.mul_f64(1.2);
+            let is_in_time = limit.mul_f64(0.8) <= took && took <= patience(limit.mul_f64(1.2));
             assert!(is_in_time, "{took:?} of {limit:?}: {cause}");
         }
         // A short message is complete when it is copied.
@@ -155,5 +155,5 @@ pub(super) fn pulled(role: &Role) {
     role.meet("over", &runtime, [near.0].into_iter());
     let began = Instant::now();
     drop(runtime);
-    assert!(began.elapsed() < Duration::from_secs(1), "teardown took {:?}", began.elapsed());
+    assert!(began.elapsed() < patience(limit), "teardown took {:?}", began.elapsed());
 }

@@ -60,13 +60,3 @@ declare_choice! {
         Off = "off",
     }
 }
-
-declare_choice! {
-    /// A feature that is on or off, such as that of `CARRACK_VERBS_ODP`.
-    pub enum SwitchChoice {
-        /// `on`: it is done, where it can be.
-        On = "on",
-        /// `off`: it is not.
-        Off = "off",
-    }
-}

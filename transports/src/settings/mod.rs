@@ -36,7 +36,7 @@ mod report;
 mod size;
 mod sources;
 
-pub use choice::{AutoChoice, Choice, SwitchChoice};
+pub use choice::{AutoChoice, Choice};
 pub use error::{SettingFault, SettingsError};
 pub use report::{Origin, SettingLine, Sourced};
 pub use size::{SizeError, parse_size};

@@ -2,7 +2,7 @@
 
 use super::VerbsSettings;
 use super::survey::SOFT_ROCE;
-use crate::settings::{Declared, SwitchChoice};
+use crate::settings::Declared;
 
 /// Attributes and paths of queue pairs. The numbers are those of the InfiniBand specification, as
 /// `ibv_modify_qp` takes them.
@@ -81,8 +81,8 @@ impl Options {
             receives: count(settings.verbs_receives()),
             packet_size,
             chunk: settings.verbs_chunk(),
-            on_demand: settings.verbs_odp() == SwitchChoice::On,
-            relaxed: settings.verbs_relaxed_ordering() == SwitchChoice::On,
+            on_demand: settings.verbs_odp(),
+            relaxed: settings.verbs_relaxed_ordering(),
             thread_domains: count(settings.verbs_thread_domains()),
         }
     }

@@ -1,7 +1,6 @@
 //! Settings of this transport.
 
-use crate::settings::SwitchChoice;
-use crate::settings::form::{Auto, Bytes, Count, Text, Word};
+use crate::settings::form::{Auto, Bytes, Count, Flag, Text};
 
 crate::declare_settings! {
     /// Settings of the verbs transport, over real and over simulated devices.
@@ -52,12 +51,12 @@ crate::declare_settings! {
             "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
 
         /// On-demand paging of user's host memory, where the NIC supports it.
-        verbs_odp: SwitchChoice,
-            "CARRACK_VERBS_ODP", Word, SwitchChoice::Off;
+        verbs_odp: bool,
+            "CARRACK_VERBS_ODP", Flag, false;
 
         /// Lets the NIC write user's host memory out of order, completions excepted.
-        verbs_relaxed_ordering: SwitchChoice,
-            "CARRACK_VERBS_RELAXED_ORDERING", Word, SwitchChoice::Off;
+        verbs_relaxed_ordering: bool,
+            "CARRACK_VERBS_RELAXED_ORDERING", Flag, false;
 
         /// Most connections of a rank with own thread domains; 0: none.
         verbs_thread_domains: usize,

@@ -31,7 +31,7 @@ pub(super) const ALL: &[Step] = &[
     step("test, slow", Tier::Full, 20, test_slow),
     step("doc", Tier::Full, 10, doc),
     step("test, optimised", Tier::Full, 25, test_optimised),
-    step("instructions", Tier::Full, 15, instructions),
+    step("instructions", Tier::Full, 15, instructions).optional(),
     step("loom", Tier::Full, 12, loom),
     step("miri", Tier::Full, 12, miri::step).optional(),
     step("layout", Tier::Full, 12, layout::step).optional(),
@@ -113,9 +113,10 @@ fn test_optimised(context: &mut Context) -> Outcome {
 /// Faults between two nodes, which are network namespaces.
 fn nodes(context: &mut Context) -> Outcome {
     need_nodes()?;
-    let short = ["nodes::faults::", "nodes::launchers::carrack", "nodes::launchers::torchruns"];
+    let launchers = ["a_second_rank_0", "carrack", "torchruns"];
+    let launchers = launchers.map(|name| format!("nodes::launchers::{name}"));
     let options = "test --workspace --test host -- --ignored --nocapture --test-threads 1";
-    context.run_tests(context.workspace.cargo(options).args(short))
+    context.run_tests(context.workspace.cargo(options).arg("nodes::faults::").args(launchers))
 }
 
 /// Sees to it that this machine can have nodes.
@@ -128,6 +129,7 @@ pub(super) fn need_nodes() -> Outcome {
 
 /// Counts instructions of the release build, which is the one that ships.
 fn instructions(context: &mut Context) -> Outcome {
+    apt::see_to("valgrind")?;
     let build = "build --release --workspace --bins --example readme";
     context.run(&mut context.workspace.cargo(build))?;
     let count = "test --release --test costs -- --show-output";
