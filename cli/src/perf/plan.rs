@@ -49,7 +49,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// Seats that it takes at each rank.
+    /// Returns the number of seats that it takes at each rank.
     pub(super) fn seats(self) -> usize {
         if self.op.benchmark().reach == Reach::AllRanks { 0 } else { self.threads }
     }
