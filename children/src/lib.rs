@@ -45,9 +45,9 @@ pub enum ChildError {
     Failed {
         /// The command.
         command: String,
-        /// Its status, in words.
+        /// Exit status, in words.
         status: String,
-        /// Its output, where it was not streamed through.
+        /// Output of the command, where it was not streamed through.
         said: String,
     },
     /// The command was still running at its limit, and was ended.
@@ -57,7 +57,7 @@ pub enum ChildError {
         command: String,
         /// The limit.
         limit: Duration,
-        /// Its output, where it was not streamed through.
+        /// Output of the command, where it was not streamed through.
         said: String,
     },
     /// A signal that asks this process to end came while the command was to run.
@@ -65,7 +65,7 @@ pub enum ChildError {
     Interrupted {
         /// The command.
         command: String,
-        /// Its output, where it was not streamed through.
+        /// Output of the command, where it was not streamed through.
         said: String,
     },
     /// The system does not tell the command's end.
@@ -107,11 +107,11 @@ pub fn run(
 /// End of a command.
 #[derive(Debug)]
 pub struct Heard {
-    /// Its status.
+    /// Exit status.
     pub status: ExitStatus,
-    /// Its standard output, where it was piped. Each line has its end, also the last.
+    /// Standard output, where it was piped. Each line has its end, also the last.
     pub stdout: String,
-    /// Its standard error, where it was piped.
+    /// Standard error, where it was piped.
     pub stderr: String,
     /// Processes that it had left running, and that were ended.
     pub left: Vec<String>,

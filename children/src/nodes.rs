@@ -19,8 +19,8 @@ pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 /// Time in which a node is made, or a network card is set up.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Makes a node of its number, says so, and holds it. The host table is mounted from memory, so
-/// that it leaves no file behind; the view of /sys shows this network's cards.
+/// Script that makes a node of its number, says so, and holds it. The host table is mounted from
+/// memory, so that it leaves no file behind; the view of /sys shows this network's cards.
 const HOLD: &str = "\
 mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /mnt &&
 printf '127.0.0.1 localhost\\n10.77.0.1 node0\\n10.77.0.2 node1\\n' > /mnt/hosts &&

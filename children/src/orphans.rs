@@ -1,4 +1,4 @@
-//! Kills every descendant of a process, however deep, and whatever sessions they made.
+//! The end of every descendant of a process, however deep, and whatever sessions they made.
 //!
 //! The process is a subreaper: when a child dies, its children become the subreaper's. So only
 //! children are ever killed, over and over until there are none. A child's number cannot be reused

@@ -169,8 +169,8 @@ fn device(gpu: &dyn Gpu, all: &[Arc<dyn Gpu>]) -> Value {
     })
 }
 
-/// Access of a device to the memory of another one of its driver's. `link` is its kind, or the
-/// reason why it is unknown.
+/// Returns the access of a device to the memory of another one of its driver's. `link` is its kind,
+/// or the reason why it is unknown.
 fn peer(gpu: &dyn Gpu, other: &GpuInfo) -> Value {
     let PeerInfo { access, performance_rank, native_atomics, link } =
         gpu.peer(other.uuid).unwrap_or_else(|why| PeerInfo {

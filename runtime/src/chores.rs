@@ -26,20 +26,20 @@ pub(crate) enum Chore {
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
-    /// Of the whole runtime: deadlines.
+    /// Deadlines of the whole runtime.
     Deadlines = 1 << 7,
-    /// Of the whole runtime: futures to be polled again.
+    /// Futures of the whole runtime to be polled again.
     Retries = 1 << 8,
-    /// Of the whole runtime: errors of progress that no call has returned yet.
+    /// Errors of progress of the whole runtime that no call has returned yet.
     Complaints = 1 << 18,
-    /// Of the whole runtime: ranks that are silent.
+    /// Ranks that are silent, of the whole runtime.
     Suspects = 1 << 9,
-    /// Of the whole runtime: regions that NICs of other ranks reach, and whose registration has
+    /// Regions of the whole runtime that NICs of other ranks reach, and whose registration has
     /// ended.
     Withdrawals = 1 << 15,
-    /// Of the whole runtime: atomic operations on words of GPUs.
+    /// Atomic operations on words of GPUs, of the whole runtime.
     Words = 1 << 12,
-    /// Of the whole runtime: a signal has asked for the list of pending operations.
+    /// A signal's request for the list of pending operations, of the whole runtime.
     Dump = 1 << 17,
 }
 

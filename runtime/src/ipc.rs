@@ -54,7 +54,7 @@ pub const EVENT_BYTES: usize = 64;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum IpcError {
-    /// Not the memory of a GPU.
+    /// The memory is not a GPU's.
     #[error(
         "only memory of a GPU is exported, and this is {0} memory: share host memory by \
         Runtime::allocate, or as a file"

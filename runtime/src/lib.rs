@@ -20,9 +20,9 @@
 //! | `undelivered` | deliveries that wait for room in their completion object |
 //! | `streams` | the words and operations that streams of GPUs wait for |
 //! | [`matching`] | the matching of messages with receives |
+//! | `boards` | notes that members of groups leave for each other |
 //! | `op` | operations that do not end within their call |
 //! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
-//! | `boards` | notes that members of groups leave for each other |
 //! | `staging`, [`packet`] | blocks on the way to and from GPUs; packets that messages land in |
 //! | `protocol` | decisions as pure functions: which path, which way of submitting; rendezvous |
 //! | [`bootstrap`] | rank, size, and how ranks find each other at the start |

@@ -17,13 +17,13 @@ pub(crate) type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
 
 /// This rank, and everything that it was started with.
 pub(crate) struct Local {
-    /// Tells runtimes of one process apart.
+    /// Number that tells runtimes of one process apart.
     pub(crate) id: u64,
     /// The process that started it, to refuse calls of a forked child.
     pub(crate) owner: Owner,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
-    /// Tells names of this job from those of others.
+    /// Number that tells names of this job from those of others.
     pub(crate) job: u64,
     pub(crate) settings: Settings,
     pub(crate) drivers: Vec<Arc<dyn Driver>>,

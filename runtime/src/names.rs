@@ -7,8 +7,8 @@ use std::fmt;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// In a receive: any sender. The sender must have posted with a matching policy that leaves
-    /// the rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
+    /// Any sender, in a receive. The sender must have posted with a matching policy that leaves the
+    /// rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
     pub const ANY: Self = Self(u32::MAX);
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Rank {
 pub struct Tag(pub u64);
 
 impl Tag {
-    /// In a receive: any tag. The sender must have posted with a policy that leaves the tag out.
+    /// Any tag, in a receive. The sender must have posted with a policy that leaves the tag out.
     pub const ANY: Self = Self(u64::MAX);
 }
 

@@ -33,9 +33,9 @@ pub(crate) const WORD: usize = 8;
 /// The direction of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Way {
-    /// From a GPU.
+    /// The way from a GPU.
     Out,
-    /// Onto a GPU.
+    /// The way onto a GPU.
     In,
     /// Both directions: words that are changed on the host.
     Word,

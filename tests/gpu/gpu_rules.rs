@@ -26,7 +26,6 @@ struct Row {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Held,
-    InWork,
     WithVerbs,
 }
 
@@ -52,7 +51,6 @@ fn rows(text: &str) -> Vec<Row> {
         let ["", number, _, places, tests, ""] = cells[..] else { continue };
         let Ok(number) = number.parse() else { continue };
         let state = match tests {
-            _ if tests.starts_with("*in work*") => State::InWork,
             _ if tests.starts_with("*with verbs*") => State::WithVerbs,
             _ => State::Held,
         };
@@ -108,16 +106,8 @@ fn faults(row: &Row, file: impl Fn(&str) -> Option<String>) -> Vec<String> {
     }
     let found: Vec<Option<String>> =
         row.tests.iter().map(|(path, name)| comment_above(&file(path)?, name)).collect();
-    let all_are_there = found.iter().all(Option::is_some);
     match row.state {
         State::WithVerbs => {}
-        State::InWork if row.tests.is_empty() => {
-            faults.push(format!("{rule}: no test is promised"))
-        }
-        State::InWork if all_are_there => {
-            faults.push(format!("{rule}: all is there, it is not in work"))
-        }
-        State::InWork => {}
         State::Held => {
             if row.places.is_empty() || row.tests.is_empty() {
                 faults.push(format!("{rule}: nothing is named that keeps or holds it"));
@@ -153,10 +143,9 @@ fn every_rule_of_gpu_memory_has_tests_that_exist_and_name_it() {
 #[test]
 fn a_row_that_names_what_is_not_there_is_found_out() {
     let text = "## Legacy IPC\n| 1 | a. | `a.rs` | `t.rs::one` `t.rs::two` |\n| 2 | b. | `b.rs` | \
-        *in work* `t.rs::new` |\n\
-                ## VMM, pools, fabric\n| 1 | c. | `a.rs` | `t.rs::two` |\n| 2 | d. | `a.rs` | *in \
-                work* `t.rs::one` |\n\
-                | 3 | e. | | |\n";
+        *with verbs* `t.rs::new` |\n\
+                ## VMM, pools, fabric\n| 1 | c. | `a.rs` | `t.rs::two` |\n\
+                | 2 | e. | | |\n";
     let file = |path: &str| match path {
         "a.rs" => Some(String::new()),
         "t.rs" => Some(
@@ -171,8 +160,7 @@ fn a_row_that_names_what_is_not_there_is_found_out() {
     assert_eq!(found[0], [""; 0]);
     assert_eq!(found[1], ["legacy ipc rule 2: there is no b.rs"]);
     assert_eq!(found[2], ["vmm rule 1: none of its tests names it in its comment"]);
-    assert_eq!(found[3], ["vmm rule 2: all is there, it is not in work"]);
-    assert!(found[4].iter().any(|fault| fault.contains("nothing is named")), "{:?}", found[4]);
+    assert!(found[3].iter().any(|fault| fault.contains("nothing is named")), "{:?}", found[3]);
     let without = |path: &str| file(path).map(|text| text.replace("fn one", "fn other"));
     assert!(faults(&rows[0], without).iter().any(|fault| fault.contains("there is no t.rs::one")));
 }

@@ -8,7 +8,7 @@
 //! | [`contract`] | the traits of every transport: `Transport`, `Domain`, `Device`, `Link` |
 //! | [`settings`] | the declaration of settings, each in its owner's folder |
 //! | [`mem`] | memory and its kinds, the one copy function, packets and their pools |
-//! | [`gpu`] | GPUs behind one trait: none, simulated, NVIDIA's |
+//! | [`gpu`] | GPUs behind one trait: NVIDIA's, or those of a driver that the program brings |
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |

@@ -16,7 +16,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Time limit of a download of 170 MB at most, on a slow line.
 const DOWNLOAD: Duration = Duration::from_secs(400);
 
-/// For packages of some 30 MB, on a slow line; and for another installation to end before.
+/// Time for packages of some 30 MB, on a slow line, and for another installation to end before.
 const INSTALL: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_secs(60);
 

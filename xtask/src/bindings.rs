@@ -17,28 +17,28 @@ use crate::apt::{self, Suite};
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 
-/// What is made.
+/// The file that is made.
 const RESULT: &str = "transports/src/verbs/sys/bindings.rs";
 
-/// Another version may write the same types in other words.
+/// The version of bindgen. Another may write the same types in other words.
 const BINDGEN: &str = "0.73.2";
 
 /// Building bindgen on a slow machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// What is taken from.
+/// The headers that items are taken from.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n";
 
 /// Files that count as no user: the result, and the test that compares it.
 const NO_USERS: [&str; 2] = [RESULT, "transports/layout/tests/layout.rs"];
 
-/// How names of the headers begin.
+/// Prefixes of the headers' names.
 const PREFIXES: [&str; 5] = ["ibv_", "IBV_", "verbs_", "ib_uverbs_", "IB_UVERBS_"];
 
 /// Types of the C library, whose locks differ by machine: they come from the `libc` crate.
 const LIBC: &str = "pthread_.*|__pthread.*|__atomic_wide.*";
 
-/// What stands at the top of the result, before the notice of the headers.
+/// Text at the top of the result, before the notice of the headers.
 const PREFACE: &str = "\
 //! Types and numbers of rdma-core's `verbs.h`, made by `cargo xtask bindings`: not to be edited.
 //!
@@ -48,7 +48,7 @@ const PREFACE: &str = "\
 //! `transports/layout` compares sizes and offsets with those of other crates.
 ";
 
-/// How the line begins that names versions.
+/// Beginning of the line that names versions.
 const MADE_OF: &str = "// Made of libibverbs-dev";
 
 const ALLOWED: &str = "\
@@ -251,7 +251,7 @@ fn used(workspace: &Workspace) -> Result<BTreeSet<String>, TaskError> {
     Ok(used)
 }
 
-/// Words of a text, each with what stands before it.
+/// Returns the words of a text, each with what stands before it.
 fn words(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut at = 0;
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').map(move |word| {
@@ -290,7 +290,7 @@ fn narrowed(made: &str, used: &BTreeSet<String>) -> String {
     kept_items.collect::<String>() + OPAQUE + &opaque + ZEROED + &list(zeroed.collect())
 }
 
-/// Constants and types of bindgen's output, by name; `impl` blocks are left out.
+/// Returns the constants and types of bindgen's output, by name; `impl` blocks are left out.
 fn items(made: &str) -> Vec<(&str, &str)> {
     let (mut items, mut begin, mut end, mut depth) = (Vec::new(), 0, 0, 0);
     for line in made.split_inclusive('\n') {

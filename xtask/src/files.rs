@@ -10,7 +10,7 @@ use fs_err as fs;
 
 use crate::error::TaskError;
 
-/// Strips tens of megabytes, or compiles some hundred lines, on a slow machine.
+/// Time to strip tens of megabytes, or compile some hundred lines, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns what is below a folder and fits a pattern, sorted.

@@ -77,7 +77,7 @@ struct Trial<'r> {
     /// Source of the copy, followed by its destination.
     region: Region,
     rmr: RemoteKey,
-    /// Keeps the region registered until the trial ends.
+    /// Guard that keeps the region registered until the trial ends.
     _mr: Mr,
 }
 

@@ -8,7 +8,7 @@ use rustix::thread::CpuSet;
 pub(crate) enum Bind {
     /// Rank i on the i-th CPU that the launcher may use, round robin when there are fewer.
     Core,
-    /// Wherever the kernel likes.
+    /// No binding: the kernel places the rank.
     None,
 }
 

@@ -1,4 +1,4 @@
-//! When and how a job ends: the first cause decides the status, then there is grace, then none.
+//! The end of a job: the first cause decides the status, then there is grace, then none.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub(super) enum Due {
 #[derive(Debug)]
 pub(super) struct Ending {
     time_limit: Option<Instant>,
-    /// Of the first cause to end the job.
+    /// Status of the first cause to end the job.
     status: Option<u8>,
     kill_at: Option<Instant>,
 }

@@ -23,7 +23,7 @@ pub(crate) enum LaunchError {
     TooManyFiles { ranks: u32, needed: u64, limit: u64 },
     #[error("{0}")]
     Nodes(String),
-    /// It ends a keeper, and is never printed.
+    /// End of the launcher. The error ends a keeper, and is never printed.
     #[error("the launcher is gone")]
     LauncherGone,
     #[error("{doing} failed: {source}; check the limits on processes and open files (`ulimit -a`)")]
@@ -42,7 +42,7 @@ impl LaunchError {
     }
 }
 
-/// Says what was being done when the system refused a call.
+/// Conversion of a refused system call to an error that says what was being done.
 pub(super) trait Doing<T> {
     fn doing(self, doing: &'static str) -> Result<T, LaunchError>;
 }

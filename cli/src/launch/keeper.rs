@@ -71,7 +71,7 @@ struct Keeper<'a> {
     ending: Ending,
     /// Answers for a rank 0 that has ended, and the time until which this process stays for that.
     stand_in: Option<(StandIn, Option<Instant>)>,
-    /// By number; none once it has been waited for.
+    /// Ranks by number; `None` once waited for.
     ranks: Vec<Option<Rank>>,
     /// All output is written.
     has_written: bool,

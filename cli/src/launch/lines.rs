@@ -1,4 +1,4 @@
-//! Cuts a rank's output into lines, each with its tag.
+//! The lines of a rank's output, each with its tag.
 
 /// The longest piece of a line that is kept back while its end is awaited, in bytes.
 const LONGEST: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! Finds the program that the user named.
+//! The search for the program that the user named.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! From the ranks' pipes to this process's stdout and stderr, in whole tagged lines.
+//! The way from the ranks' pipes to this process's stdout and stderr, in whole tagged lines.
 //!
 //! A thread for each of the two writes, and sleeps in a write while the reader is slow. The ranks
 //! then wait for room in their pipes, and the keeper's event loop goes on.
@@ -23,8 +23,8 @@ pub(super) struct Outputs {
     /// One for stdout and one for stderr. Where both go to the same place, one serves both, so that
     /// no line breaks into a line of the other stream.
     writers: Vec<Writer>,
-    /// Has a byte, the error's number, when stdout cannot be written to any more. Ends when all is
-    /// written.
+    /// Pipe with a byte, the error's number, when stdout cannot be written to any more. Ends when
+    /// all is written.
     pub(super) news: PipeReader,
 }
 

@@ -1,4 +1,4 @@
-//! Moves bootstrap frames between the ranks' sockets and the server.
+//! The transfer of bootstrap frames between the ranks' sockets and the server.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

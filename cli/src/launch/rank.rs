@@ -1,4 +1,4 @@
-//! Starts one rank.
+//! The start of one rank.
 
 #![expect(unsafe_code, reason = "code runs between fork and exec")]
 

@@ -14,7 +14,7 @@ const TERMINATING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUI
 /// The signals that a job is told of, and that do not end it by themselves.
 pub(super) const PASSED_ON: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// Takes those signals and SIGCHLD out of a descriptor while it lives.
+/// Descriptor that takes those signals and SIGCHLD while it lives.
 ///
 /// They are blocked in the thread that made it, and so in children, which must unblock them. Those
 /// that this process was told to ignore (by `nohup`, or by a shell for its background jobs) are

@@ -48,7 +48,7 @@ fn is_kept(came: &[Vec<u8>], left: &[Vec<u8>]) -> bool {
     came.iter().max() <= left.iter().min()
 }
 
-/// Nanoseconds of the machine's clock, which all its processes share.
+/// Returns nanoseconds of the machine's clock, which all its processes share.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // Neither is ever negative.

@@ -28,7 +28,7 @@ pub(super) struct Benchmark {
     pub(super) has_pieces: bool,
     /// Measures one round on one seat.
     pub(super) round: fn(&Round<'_>, &Seat) -> Result<Measured, PerfError>,
-    /// Compares a payload made of the seed on one seat.
+    /// Function that compares a payload made of the seed on one seat.
     pub(super) check: fn(&Round<'_>, &Seat, u64) -> Result<(), PerfError>,
 }
 

@@ -37,7 +37,7 @@ where
     B: FnMut(bool) -> Result<(), PerfError>,
     T: FnMut(u64) -> Result<(), PerfError>,
 {
-    /// Messages of both sides.
+    /// Returns the messages of both sides.
     pub(super) fn both(seat: &'a Seat, begin: B, take: T) -> Self {
         Self { seat, begin, take }
     }

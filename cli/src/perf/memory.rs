@@ -89,10 +89,10 @@ impl Memory {
         })
     }
 
-    /// Buffers of `size` bytes for `count` receives that are posted at once. All of them are the
-    /// same memory, as in `ucx_perftest` and `osu_bw`: one for each message would measure the
-    /// memory beyond the caches. Small ones are apart, since they fit into the caches, and a vector
-    /// is nearer at hand than a part of a region.
+    /// Returns buffers of `size` bytes for `count` receives that are posted at once. All of them
+    /// are the same memory, as in `ucx_perftest` and `osu_bw`: one for each message would measure
+    /// the memory beyond the caches. Small ones are apart, since they fit into the caches, and a
+    /// vector is nearer at hand than a part of a region.
     pub(super) fn buffers(&self, count: usize, size: usize) -> Result<Vec<Buffer>, PerfError> {
         if self.gpu.is_none() && size <= APART {
             return Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect());

@@ -4,7 +4,7 @@ use super::error::PerfError;
 use carrack::{Rank, Runtime, Tag};
 use serde::{Deserialize, Serialize};
 
-/// Apart from the tags of seats, which count from 0.
+/// Tag apart from those of seats, which count from 0.
 const TAG: Tag = Tag(1 << 32);
 /// Room for an order.
 const ROOM: usize = 64;

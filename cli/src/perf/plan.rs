@@ -44,12 +44,12 @@ pub(super) struct Point {
     pub(super) test: Test,
     pub(super) size: usize,
     pub(super) threads: usize,
-    /// Of a batch; one for all others.
+    /// Pieces of a batch; one for all other operations.
     pub(super) pieces: usize,
 }
 
 impl Point {
-    /// Seats that it takes at each rank.
+    /// Returns the number of seats that it takes at each rank.
     pub(super) fn seats(self) -> usize {
         if self.op.benchmark().reach == Reach::AllRanks { 0 } else { self.threads }
     }
@@ -65,7 +65,7 @@ pub(super) struct Plan {
     pub(super) seconds: Duration,
     /// `true` if threads are pinned, where each can have a core.
     pub(super) pin: bool,
-    /// Their way of waiting, if it was asked for.
+    /// The threads' way of waiting, if the user has named one.
     pub(super) wait: Option<Pace>,
 }
 

@@ -23,11 +23,11 @@ const CHECKS: usize = 4;
 /// A thread's way of waiting.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pace {
-    /// It polls without pause.
+    /// The thread polls without pause.
     #[value(name = "poll")]
     Spin,
-    /// It sleeps when there is nothing to do: where threads share cores, one that spins keeps
-    /// others from theirs.
+    /// The thread sleeps when there is nothing to do: where threads share cores, one that spins
+    /// keeps others from theirs.
     Sleep,
 }
 

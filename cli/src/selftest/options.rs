@@ -37,7 +37,7 @@ pub(crate) struct SelftestOptions {
     #[arg(long)]
     pub(super) quick: bool,
 
-    /// On which GPUs: NVIDIA's if there are any, else simulated ones (auto); NVIDIA's or an error
+    /// GPUs to use: NVIDIA's if there are any, else simulated ones (auto); NVIDIA's or an error
     /// (cuda); simulated ones (fake).
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     #[arg(value_name = "auto|cuda|fake", hide_possible_values = true)]

@@ -70,7 +70,8 @@ pub(super) struct Programs<'a> {
     pub(super) carrack: &'a Path,
     /// Returns `true` once a signal asks the selftest to end.
     pub(super) stop: &'a dyn Fn() -> bool,
-    /// Prints the target of the unpacking, which takes seconds and a hundred megabytes.
+    /// Function that prints the target of the unpacking, which takes seconds and a hundred
+    /// megabytes.
     pub(super) tell: &'a dyn Fn(&str),
 }
 

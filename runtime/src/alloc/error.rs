@@ -68,7 +68,7 @@ pub enum SharedAllocError {
         rank: Rank,
         /// The leader, whose GPU the memory lies on.
         leader: Rank,
-        /// That GPU.
+        /// The leader's GPU.
         gpu: String,
         /// The reason, as the driver and each transport report it.
         why: String,

@@ -10,8 +10,8 @@ use carrack_transports::gpu::Flavour;
 
 /// The guard of this rank's part of an allocation, dropped with its memory.
 struct Part {
-    /// At the leader of several ranks. Ends with the part; the memory is freed when no rank has it
-    /// mapped.
+    /// Registration at the leader of several ranks. Ends with the part; the memory is freed when no
+    /// rank has it mapped.
     _mr: Option<Mr>,
     _counted: Counted,
 }

@@ -17,8 +17,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces, for small or short-lived memory. Pieces
-/// begin at multiples of 256 bytes.
+/// Pool that cuts blocks of a [`SharedDeviceAllocator`] into pieces, for small or short-lived
+/// memory. Pieces begin at multiples of 256 bytes.
 ///
 /// A piece longer than a block gets a block of its own, freed when all ranks have released the
 /// piece. Other blocks stay until [`trim`](Self::trim), or until the pool and its pieces are

@@ -28,8 +28,8 @@ use carrack_transports::gpu::Gpu;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, OnceLock};
 
-/// Allocates GPU memory that the ranks of a node, or of a socket, share. See
-/// [the module](crate::alloc).
+/// Allocator of GPU memory that the ranks of a node, or of a socket, share. See [the
+/// module](crate::alloc).
 ///
 /// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it, each for
 /// the GPU that it has named, which may be the same one. Clones are handles to the same allocator.

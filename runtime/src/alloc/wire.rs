@@ -64,7 +64,7 @@ struct CallBytes {
     block: U64,
     len: U64,
     more: u8,
-    /// At most `POOL_FREED`, which fits in a byte.
+    /// Number of freed pieces, at most `POOL_FREED`, which fits in a byte.
     count: u8,
     freed: [U64; POOL_FREED],
 }

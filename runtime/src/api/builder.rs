@@ -22,7 +22,7 @@ use carrack_transports::sync::Sleepers;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Starts a runtime: see [`Runtime::builder`].
+/// Builder of a runtime: see [`Runtime::builder`].
 #[derive(Default)]
 #[must_use = "a builder does nothing until `start` is called"]
 pub struct RuntimeBuilder {

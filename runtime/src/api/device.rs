@@ -6,7 +6,7 @@ use crate::progress::Core;
 use carrack_transports::mem::PacketPool;
 use std::sync::Arc;
 
-/// Makes a device: see [`Runtime::device`](crate::Runtime::device).
+/// Builder of a device: see [`Runtime::device`](crate::Runtime::device).
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct DeviceBuilder<'a> {
     pub(super) runtime: &'a Core,

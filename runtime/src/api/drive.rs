@@ -97,7 +97,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     next: Option<(Sleep, Waker)>,
-    /// Wakes the thread out of its sleep.
+    /// Function that wakes the thread out of its sleep.
     end: Option<Box<dyn Fn() + Send>>,
     stops: bool,
 }

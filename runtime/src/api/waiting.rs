@@ -11,7 +11,7 @@ impl Runtime {
     /// signals completion objects. Never blocks. Any number of threads may call it at once, but
     /// not a completion handler.
     ///
-    /// Returns whether anything moved.
+    /// Returns `true` if anything moved.
     ///
     /// # Errors
     /// A problem needs attention; everything else was done, and the next call continues.

@@ -18,9 +18,9 @@ pub(crate) struct Board {
     members: OnceLock<Members>,
     hash: OnceLock<u64>,
     state: Mutex<State>,
-    /// For each step of a barrier, the number of the last operation whose note has arrived. A
-    /// barrier's notes say no more, so they need no list. An unexpected one goes into the list.
-    /// Listeners have a waker in the state.
+    /// Number of the last operation whose note has arrived, for each step of a barrier. A barrier's
+    /// notes say no more, so they need no list. An unexpected one goes into the list. Listeners
+    /// have a waker in the state.
     barriers: Ticks<STEPS>,
     /// Counts the other events that listeners may wait for.
     stirred: AtomicU64,

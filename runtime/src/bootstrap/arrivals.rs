@@ -33,7 +33,8 @@ enum Answer {
     /// The store had no value then.
     Missing,
     Arrived(Vec<u8>),
-    /// Kept, since a key never changes: the next `get` is answered from here.
+    /// A value that was taken, and is kept, since a key never changes: the next `get` is answered
+    /// from here.
     Taken(Vec<u8>),
 }
 

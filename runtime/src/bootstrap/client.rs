@@ -103,9 +103,9 @@ pub(super) struct Client {
     made_in: Pid,
     /// The descriptor of `wait_fd`: watches the socket, and answers that another thread has read.
     watch: OwnedFd,
-    /// Wakes a fence whose end another thread has read.
+    /// Descriptor that wakes a fence whose end another thread has read.
     fence_news: OwnedFd,
-    /// Held through a fence, so that fences of several threads take turns.
+    /// Lock held through a fence, so that fences of several threads take turns.
     fence_turn: Mutex<()>,
     connection: Mutex<Connection>,
     /// The wire's, to sleep on.

@@ -14,23 +14,23 @@ use super::protocol::BadFrame;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Departure {
-    /// It ended its runtime in order.
+    /// The rank ended its runtime in order.
     Finished,
-    /// Its process exited with this status, without having ended its runtime.
+    /// The rank's process exited with this status, without having ended its runtime.
     Exited(i32),
-    /// Its process was killed by this signal.
+    /// The rank's process was killed by this signal.
     Killed(i32),
-    /// It closed its connection without having ended its runtime.
+    /// The rank closed its connection without having ended its runtime.
     Disconnected,
-    /// It broke the protocol, and was cut off.
+    /// The rank broke the protocol, and was cut off.
     Misbehaved,
-    /// It has not come to the job in time.
+    /// The rank has not come to the job in time.
     NeverCame,
     /// A process came as this rank, and does not hold the job's secret.
     OtherSecret,
     /// Two processes came as this rank.
     CameTwice,
-    /// It, or another rank that was missing, has another size of the job.
+    /// The rank, or another that was missing, has another size of the job.
     OtherSize,
 }
 
@@ -112,7 +112,7 @@ pub enum BootstrapError {
     TooLarge {
         /// The item that is too large.
         what: &'static str,
-        /// Its length in bytes.
+        /// The length of the value in bytes.
         len: usize,
         /// The limit in bytes.
         limit: usize,
@@ -144,7 +144,7 @@ pub enum BootstrapError {
     RankGone {
         /// The rank that left.
         rank: u32,
-        /// Its way of leaving.
+        /// The rank's way of leaving.
         how: Departure,
     },
 
@@ -188,14 +188,14 @@ pub enum BootstrapError {
     Exchange {
         /// The launcher, or its way of exchange.
         launcher: &'static str,
-        /// Why.
+        /// Reason.
         why: String,
     },
 
     /// No job can be started from an MPI communicator.
     #[error("no job can be started from the MPI communicator: {why}")]
     Mpi {
-        /// Why, and what to do.
+        /// Reason, and what to do.
         why: String,
     },
 
@@ -230,7 +230,7 @@ pub enum BootstrapError {
         who: String,
         /// The address that was tried.
         address: String,
-        /// For how many seconds.
+        /// Time that this rank tried, in seconds.
         seconds: u64,
         /// The result of the last try.
         why: String,
@@ -242,7 +242,7 @@ pub enum BootstrapError {
     NotAdmitted {
         /// The address that it called.
         address: String,
-        /// Why, and what to do.
+        /// Reason, and what to do.
         why: String,
     },
 
@@ -254,7 +254,7 @@ pub enum BootstrapError {
     StoreGone {
         /// The rank.
         rank: u32,
-        /// Its address.
+        /// The address of that rank.
         address: String,
     },
 

@@ -138,9 +138,9 @@ struct CardHead {
 }
 
 impl Card {
-    /// Begins a card, and names the version of its layout.
+    /// First bytes of a card, with the version of its layout.
     const HEAD: &[u8; 15] = b"carrack card 1\n";
-    /// Begins the words of a rank 0 that has no card.
+    /// First bytes of the words of a rank 0 that has no card.
     const REFUSAL: &[u8] = b"carrack none 1\n";
     const MOST_ADDRESSES: usize = 64;
 

@@ -11,7 +11,7 @@ use super::error::BootstrapError;
 /// variable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launcher {
-    /// Its name.
+    /// The name of the launcher.
     pub name: &'static str,
     /// The variable that only the processes of this launcher have.
     pub mark: &'static str,

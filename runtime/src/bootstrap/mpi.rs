@@ -40,7 +40,7 @@ const ROOM: usize = 4096;
 #[repr(C)]
 struct Block {
     rank: U32,
-    /// Its count of ranks; 0 if it has failed.
+    /// Count of ranks; 0 if the rank has failed.
     count: U32,
     /// The boot id of its kernel.
     node: [u8; 16],

@@ -33,7 +33,7 @@ const RANK: &str = "PMI_RANK";
 /// The variable with the number of ranks.
 pub(super) const SIZE: &str = "PMI_SIZE";
 
-/// Named in errors.
+/// The name in errors.
 pub(super) const PMI: &str = "PMI";
 
 /// The longest line that a server may send, in bytes.

@@ -26,7 +26,7 @@ use crate::settings::Settings;
 pub(super) const NAMESPACE: &str = "PMIX_NAMESPACE";
 const RANK: &str = "PMIX_RANK";
 
-/// Named in errors.
+/// The name in errors.
 pub(super) const PMIX: &str = "PMIx";
 
 const LIBRARY: &str = "libpmix.so.2";

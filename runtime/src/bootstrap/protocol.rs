@@ -65,7 +65,7 @@ pub enum Frame {
     },
     /// Rank to launcher: put a value.
     Put {
-        /// Under this key.
+        /// The key.
         key: String,
         /// The value.
         value: Vec<u8>,
@@ -79,7 +79,7 @@ pub enum Frame {
     Value {
         /// The key asked for.
         key: String,
-        /// Its value.
+        /// The value of that key.
         value: Vec<u8>,
     },
     /// Launcher to rank: there is no value yet, and a `Value` follows once it is put.
@@ -103,19 +103,19 @@ pub enum Frame {
     Gone {
         /// The rank that left.
         rank: u32,
-        /// How.
+        /// The way of leaving.
         how: Departure,
     },
     /// Launcher to rank: these ranks will not come, at most [`MAX_VALUE`]` / 4`.
     Lost {
         /// The ranks.
         ranks: Arc<[u32]>,
-        /// Why.
+        /// The reason.
         how: Departure,
     },
     /// Launcher to rank: the last frame was wrong, and no further one is read.
     Refused {
-        /// Why, for a person to read.
+        /// The reason, for a person to read.
         why: String,
     },
 }

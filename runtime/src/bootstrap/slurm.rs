@@ -11,7 +11,7 @@ use super::exchange::Seat;
 use super::tcp::{Invitation, JobKey, variables};
 use crate::settings::Settings;
 
-/// Named in errors.
+/// The name in errors.
 pub(super) const SLURM: &str = "Slurm";
 
 /// The variable with the number of ranks, which only tasks of `srun` have.

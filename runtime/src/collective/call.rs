@@ -31,7 +31,8 @@ pub(super) struct Call<'a> {
     late: OnceLock<Arc<Late>>,
 }
 
-/// In the lowest byte of a failure's word: the culprit is gone, never came, or cannot be reached.
+/// Code in the lowest byte of a failure's word: the culprit is gone, never came, or cannot be
+/// reached.
 const GONE: u64 = 1;
 /// The culprit contributes another number of bytes: its number stands above this byte, the sender's
 /// in place of the list's hash.

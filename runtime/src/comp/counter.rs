@@ -12,7 +12,8 @@ pub struct Counter {
     object: Arc<dyn Completion>,
 }
 
-/// On a cache line of its own: counters that were made one after the other may be those of threads.
+/// Two counts, on a cache line of their own: counters that were made one after the other may be
+/// those of threads.
 #[derive(Default)]
 #[repr(align(64))]
 struct Counts {
@@ -48,13 +49,13 @@ impl Counter {
         Self { object: counts.clone(), counts }
     }
 
-    /// Operations that succeeded.
+    /// Returns the number of operations that succeeded.
     #[inline]
     pub fn get(&self) -> u64 {
         self.counts.done.load(Ordering::Acquire)
     }
 
-    /// Operations that failed.
+    /// Returns the number of operations that failed.
     pub fn failed(&self) -> u64 {
         self.counts.failed.load(Ordering::Acquire)
     }

@@ -101,7 +101,7 @@ pub enum Plain<'a> {
     Synchronizer(&'a Gathered),
 }
 
-/// Anything that stands for a completion object in a post: the objects of this module, or an
+/// Parameter of a post that stands for a completion object: an object of this module, or an
 /// `Arc<dyn Completion>`.
 pub trait AsCompletion {
     /// Returns the object.

@@ -4,10 +4,10 @@ use super::{AsCompletion, Completion, Plain, Status};
 use carrack_transports::sync::Queue;
 use std::sync::{Arc, Weak};
 
-/// Keeps statuses in order until they are taken. Any number of threads may push and pop. It never
-/// overwrites. Deliveries to a full queue wait for room, in order, and progress reports
-/// [`CompletionFull`](crate::ProgressError::CompletionFull) whenever waiting begins; everything
-/// else goes on.
+/// Queue that keeps statuses in order until they are taken. Any number of threads may push and pop.
+/// The queue never overwrites. Deliveries to a full queue wait for room, in order, and progress
+/// reports [`CompletionFull`](crate::ProgressError::CompletionFull) whenever waiting begins;
+/// everything else goes on.
 #[derive(Clone)]
 pub struct CompQueue {
     queue: Arc<Statuses>,
@@ -83,7 +83,7 @@ impl CompQueue {
         self.queue.queue.is_empty()
     }
 
-    /// Statuses that it can hold.
+    /// Returns the number of statuses that it can hold.
     pub fn capacity(&self) -> usize {
         self.queue.queue.capacity()
     }

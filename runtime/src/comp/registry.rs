@@ -28,7 +28,7 @@ enum State {
 }
 
 struct Slot {
-    /// Its present name, or its next one if it is free.
+    /// Present name of the slot, or the next one if it is free.
     name: RemoteComp,
     state: State,
 }
@@ -46,7 +46,7 @@ type Texted = (Box<str>, Arc<dyn Completion>);
 /// Names by text are apart: they are the same whatever the order of the calls.
 pub(crate) struct Registry {
     tables: Mutex<Tables>,
-    /// Grows with each change.
+    /// Version, which grows with each change.
     version: AtomicU64,
 }
 

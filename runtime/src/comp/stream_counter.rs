@@ -164,7 +164,7 @@ impl StreamCounter {
         }
     }
 
-    /// Operations that succeeded.
+    /// Returns the number of operations that succeeded.
     pub fn value(&self) -> u64 {
         self.counted.count()
     }

@@ -5,8 +5,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Waits for a number of operations, its threshold, like an MPI request. It can be used again once
-/// their statuses are taken.
+/// Completion object that waits for a number of operations, its threshold, like an MPI request. It
+/// can be used again once their statuses are taken.
 ///
 /// It takes at most as many statuses as its threshold at a time: further ones wait, as for a full
 /// queue.

@@ -1,4 +1,4 @@
-//! Begins transfers to this rank: messages that were offered, gets and their answers.
+//! The beginning of transfers to this rank: messages that were offered, gets and their answers.
 
 use super::At;
 use super::carrier::Carrier;

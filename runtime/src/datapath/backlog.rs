@@ -1,5 +1,4 @@
-//! Continues the operations that wait in backlogs: each is copied, offered or submitted at its
-//! turn.
+//! The operations that wait in backlogs: each is copied, offered or submitted at its turn.
 
 use super::carrier::Carrier;
 use super::port::Port;
@@ -16,12 +15,13 @@ use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
 
 /// The result of one step.
 pub(crate) enum Step {
-    /// It still waits for its turn or for room.
+    /// The operation still waits for its turn or for room.
     Waits,
-    /// It waits for an event of the user. Or no more offers may be in flight, and it waits for the
-    /// end of operations with this peer. Either may need further messages of the runtime.
+    /// The operation waits for an event of the user. Or no more offers may be in flight, and it
+    /// waits for the end of operations with this peer. Either may need further messages of the
+    /// runtime.
     Held,
-    /// It has ended.
+    /// The operation has ended.
     Ended(Result<(), OpError>),
     /// The link has it now.
     HandedOver,

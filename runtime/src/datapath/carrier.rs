@@ -24,10 +24,10 @@ pub(crate) struct Carrier {
     devices: RwLock<Vec<Device>>,
     /// Set if there are devices other than the default one.
     has_further_devices: AtomicBool,
-    /// Held while a device is made.
+    /// Lock that is held while a device is made.
     pub(crate) making_devices: Mutex<()>,
     pub(crate) regions: Arc<Regions>,
-    /// Held while XOFF of a peer to one device is noted for all devices.
+    /// Lock that is held while XOFF of a peer to one device is noted for all devices.
     noting_off: Mutex<()>,
     /// Messages that wait for their receives.
     pub(crate) unexpected: Unexpected,

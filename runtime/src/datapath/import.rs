@@ -1,4 +1,4 @@
-//! Maps regions of other ranks, by the remote keys that these have sent.
+//! The mapping of other ranks' regions, by the remote keys that these have sent.
 
 use super::carrier::Carrier;
 use crate::names::Rank;

@@ -32,7 +32,7 @@ pub(crate) enum Event {
     Control(Control),
     /// A fragment of it.
     Fragment { offset: u64, payload: Payload },
-    /// It begins: its way is chosen, and its bytes are asked for.
+    /// The transfer begins: its way is chosen, and its bytes are asked for.
     Begin,
     /// Progress looks at it.
     Go,
@@ -42,11 +42,11 @@ pub(crate) enum Event {
     Refused(OpError),
     /// The kernel has copied a piece of it, or could not.
     Pulled(Step),
-    /// Its RTS was not sent.
+    /// The RTS was not sent.
     Unsent,
-    /// Its deadline has passed.
+    /// The transfer's deadline has passed.
     Expired,
-    /// Its peer is gone.
+    /// The peer is gone.
     Down(OpError),
 }
 

@@ -61,7 +61,7 @@ struct State {
 
 struct Exposure {
     region: WeakRegion,
-    /// Its addresses.
+    /// The addresses of the region.
     range: Range<usize>,
     name: u64,
     /// The export, or the reason why it failed.

@@ -1,4 +1,4 @@
-//! Carries out what the protocols decide: moves the bytes of transfers.
+//! The work that the protocols decide on: moving the bytes of transfers.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -74,7 +74,7 @@ pub(crate) struct Transfers {
     table: OpTable<InFlight>,
     /// Transfers that progress has to continue, each once, in the order of their turns.
     listed: Waiting<VecDeque<At>>,
-    /// Held by the thread that continues them.
+    /// Turn of the thread that continues them.
     turn: Mutex<()>,
     /// Transfers whose bytes the kernel copies here.
     pulls: Waiting<VecDeque<At>>,

@@ -64,7 +64,7 @@ pub(crate) enum Waits {
 }
 
 pub(crate) struct OrderedEntry {
-    /// Grows in the order of posting.
+    /// Number that grows in the order of posting.
     pub(crate) number: u64,
     pub(crate) rank: Rank,
     pub(crate) sort: Sort,

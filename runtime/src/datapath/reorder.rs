@@ -22,17 +22,17 @@ use std::sync::Arc;
 enum ReorderEntry {
     /// An engine is at it.
     Landing(Box<Landing>),
-    /// Its bytes are in place; its object has to be signaled.
+    /// The bytes are in place; the completion object has to be signaled.
     There(Arc<dyn Completion>, Status),
 }
 
 /// The outcome for an active message that is to enter the reorder queue.
 pub(crate) enum Reordered {
-    /// It is in the queue.
+    /// The message is in the queue.
     Queued,
-    /// It need not enter the queue: its object has to be signaled at once.
+    /// The message need not enter the queue: its object has to be signaled at once.
     There(Status),
-    /// There is no packet for it. The reason is given if there is no memory.
+    /// No packet is free for the message. The reason is given if memory is short.
     NoRoom(Payload, Option<AllocError>),
 }
 

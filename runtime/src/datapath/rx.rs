@@ -1,4 +1,4 @@
-//! Carries out the actions of receivers.
+//! The actions of receivers.
 
 use super::At;
 use super::in_flight::{Event, Run};

@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 /// The destination of a transfer.
 pub(crate) enum Target {
-    /// Into a receive that was posted.
+    /// A receive that was posted.
     Receive { buffer: Buffer, op: OpContext },
-    /// Into the buffer of a get.
+    /// The buffer of a get.
     Get { buffer: Buffer, op: OpContext },
-    /// To a completion object, in the memory that it named or in fresh memory.
+    /// A completion object, with the memory that it named or fresh memory.
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
-    /// Into a region of this rank: a put. Its sender is told at the end, and the completion object
-    /// if there is one.
+    /// The place of a put in a region of this rank. The sender is told at the end, and the
+    /// completion object if there is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, tx: u64 },
     /// A list of places in a region of this rank's, and the bytes of a put behind it.
     Pieces { buffer: Buffer, asked: Box<Asked> },

@@ -221,7 +221,7 @@ pub(crate) struct Through {
     /// The engine's transfer and its bytes; it has the end on the GPU meanwhile. Declared before
     /// its block: the drop of a transfer waits for the engine.
     copying: Option<(Transfer, Block, usize)>,
-    /// For a copy onto a GPU: the next block, which the engine has not begun.
+    /// The next block of a copy onto a GPU, which the engine has not begun.
     filled: Option<(Block, usize)>,
     ends: Ends,
     len: usize,

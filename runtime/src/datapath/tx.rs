@@ -1,4 +1,4 @@
-//! Carries out the actions of senders.
+//! The actions of senders.
 
 use super::ahead::Ahead;
 use super::carrier::Carrier;

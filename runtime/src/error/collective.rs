@@ -31,7 +31,7 @@ pub enum CollectiveError {
         /// The error.
         cause: WaitError,
     },
-    /// Another member has failed in it.
+    /// Another member has failed in the operation.
     #[error("{what}: it failed at {rank}: read the error of that rank, which says why")]
     Failed {
         /// The operation.
@@ -68,7 +68,7 @@ pub enum CollectiveError {
     Key {
         /// The rank.
         rank: Rank,
-        /// Its bytes.
+        /// The number of bytes.
         len: usize,
     },
     /// A rank contributed more bytes than this process has memory for.
@@ -79,7 +79,7 @@ pub enum CollectiveError {
     TooLong {
         /// The rank.
         rank: Rank,
-        /// Its bytes.
+        /// The number of bytes.
         len: usize,
     },
     /// A rank contributed another number of bytes.
@@ -90,9 +90,9 @@ pub enum CollectiveError {
     Uneven {
         /// The rank.
         rank: Rank,
-        /// Its bytes.
+        /// The number of that rank's bytes.
         theirs: usize,
-        /// This rank's.
+        /// The number of this rank's bytes.
         ours: usize,
     },
 }
@@ -119,7 +119,7 @@ pub enum GroupError {
         /// The highest there is.
         last: u32,
     },
-    /// This rank is not in it.
+    /// This rank is not a member.
     #[error("{0}, this rank, is not among its members: only members make a group")]
     NotMember(Rank),
     /// The name is that of a group of other ranks, or in another order.
@@ -133,7 +133,7 @@ pub enum GroupError {
         /// The number of its members.
         count: u32,
     },
-    /// There are too many.
+    /// This rank has too many groups.
     #[error("all {0} groups of this rank are made: make a group once, and keep it")]
     TooMany(usize),
 }

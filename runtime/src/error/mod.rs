@@ -72,7 +72,7 @@ pub enum RegisterError {
     OtherAgent {
         /// The address of the region.
         addr: usize,
-        /// Its bytes.
+        /// Bytes of the region.
         len: usize,
     },
     /// The system refused.
@@ -92,10 +92,10 @@ pub enum RegisterError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AwaitError {
-    /// It could not be posted.
+    /// The operation could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// It failed.
+    /// The operation failed.
     #[error(transparent)]
     Op(#[from] OpError),
 }
@@ -111,15 +111,15 @@ pub enum ProgressError {
         {1} deliveries wait for it"
     )]
     CompletionFull(String, usize),
-    /// There is no packet to put a message into. The message waits for its completion object, as
+    /// No packet is free to put a message into. The message waits for its completion object, as
     /// with a full one, and nothing is lost.
     #[error(
         "no packet is left for a message: drop those that were kept, or raise CARRACK_PACKETS_MAX; \
         {0} deliveries wait"
     )]
     NoPacket(usize),
-    /// There is no packet to put a message into, because there is no memory for more of them. It
-    /// waits, and nothing is lost.
+    /// No packet is free to put a message into, because memory for more of them is short. The
+    /// message waits, and nothing is lost.
     #[error("a message waits for a packet, and the pool cannot grow: {0}; {1} deliveries wait")]
     NoPacketMemory(Box<AllocError>, usize),
     /// A message named a completion object that this rank does not have. It was dropped.
@@ -136,7 +136,7 @@ pub enum ProgressError {
         /// Bytes dropped.
         size: usize,
     },
-    /// There is no memory for a large active message. It was dropped, and its sender told.
+    /// Memory for a large active message is short. The message was dropped, and its sender told.
     #[error("an active message of {size} bytes from {from} was dropped for lack of memory: {why}")]
     NoMemory {
         /// The sender.
@@ -169,7 +169,7 @@ pub enum ProgressError {
         /// The panic's message.
         message: String,
     },
-    /// Called from a completion handler.
+    /// A completion handler has called progress.
     #[error(
         "progress may not be called from a completion handler: return, and the caller will go on"
     )]

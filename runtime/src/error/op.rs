@@ -46,7 +46,7 @@ pub enum OpError {
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
     #[error("the peer could not take the message in: read its log, which says why")]
     Refused,
-    /// There is no memory for a large message.
+    /// Memory for a large message is short.
     #[error(
         "there is no host memory for the {0} bytes of a message: free some, or send it in parts"
     )]
@@ -94,7 +94,7 @@ pub enum OpError {
         Runtime::pending of that rank"
     )]
     TimedOut(Rank),
-    /// It was cancelled, before its message came.
+    /// The receive was cancelled, before its message came.
     #[error("the receive was cancelled, and took no message: post another one for its message")]
     Cancelled,
     /// The device or the runtime was closed first.

@@ -9,7 +9,7 @@ use carrack_transports::mem::{AtomicError, CopyError, Freed, GpuUuid, MemKind, S
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// There is no such rank.
+    /// The job has no such rank.
     #[error("{rank} does not exist: the job has ranks 0 to {last}")]
     NoSuchRank {
         /// The rank asked for.
@@ -175,7 +175,7 @@ pub enum PostError {
         StreamCounter once both sides are posted"
     )]
     OwnStream(Rank),
-    /// There is no memory to gather a list of buffers in.
+    /// Memory to gather a list of buffers in is short.
     #[error(
         "there is no host memory for the {0} bytes of a list of buffers: free some, or post the \
         buffers one by one"
@@ -262,7 +262,7 @@ pub enum PostError {
     /// An atomic operation cannot be done there.
     #[error(transparent)]
     Atomic(AtomicError),
-    /// It is posted after its own deadline.
+    /// The operation is posted after its own deadline.
     #[error(
         "the deadline of this operation on {0} has passed, so it was not posted: give it a later \
         one"

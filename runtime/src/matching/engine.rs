@@ -33,18 +33,18 @@ pub(crate) struct Unexpected {
 /// The content of a message.
 #[derive(Debug)]
 pub(crate) enum Content {
-    /// Its bytes.
+    /// The bytes of the message.
     Here(Payload),
-    /// It is large: its bytes are still with the sender, and come by way of the device that the
-    /// offer came by.
+    /// The offer of a large message: its bytes are still with the sender, and come by way of the
+    /// device that the offer came by.
     Offered(Rts, u32),
 }
 
 /// A receive that was posted.
 pub(crate) struct Receive {
     pub(crate) buffer: Buffer,
-    /// Its rank is the sender's, or [`Rank::ANY`]: the sender's end ends the receive. Its size is 0
-    /// as long as no message has come.
+    /// Context of the operation. The rank is the sender's, or [`Rank::ANY`]: the sender's end ends
+    /// the receive. The size is 0 as long as no message has come.
     pub(crate) op: OpContext,
 }
 
@@ -112,9 +112,9 @@ impl Ticket {
 pub struct Envelope {
     /// The sender.
     pub rank: Rank,
-    /// Its tag.
+    /// The tag of the message.
     pub tag: Tag,
-    /// Its length in bytes: a receive of this length takes all of it.
+    /// The message's length in bytes: a receive of this length takes all of it.
     pub size: u64,
 }
 

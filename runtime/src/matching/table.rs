@@ -34,14 +34,14 @@ struct Shard<A, B> {
 
 struct Place<A, B> {
     key: Key,
-    /// For the head of a line: the head of the next line in the bucket. For a free place: the next
-    /// free one.
+    /// Head of the next line in the bucket, for the head of a line; the next free place, for a free
+    /// one.
     below: usize,
     /// The next in line.
     behind: usize,
-    /// For the head of a line: the last value in it.
+    /// Last value in the line, for the head of a line.
     last: usize,
-    /// Distinguishes the value from others that waited here under the same key.
+    /// Number that tells the value from others that waited here under the same key.
     stamp: u64,
     held: Held,
     /// A free place keeps an emptied `B`: the next one is filled in field by field, and not moved.

@@ -31,7 +31,7 @@ pub(crate) enum Ending<'a> {
     Down(Rank, &'a DownCause),
     /// A rank is gone: all holders hear of it. Operations that need a device's link end by `Down`.
     Gone(Rank, &'a DownCause),
-    /// It is that late. Deadlines that have not passed are noted again.
+    /// The time is that late. Deadlines that have not passed are noted again.
     Late(Deadline, &'a Deadlines),
     /// The runtime ends. Copies on streams wait for `Closed`, since the streams may wait for other
     /// operations.

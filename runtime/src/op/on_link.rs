@@ -16,7 +16,7 @@ pub(crate) struct OnLink {
 
 /// The step that follows the end of an operation.
 pub(crate) enum Next {
-    /// Its completion object is signalled.
+    /// The completion object is signalled.
     Complete,
     /// The completion object of an operation on the peer's memory is signalled. Flushes wait for
     /// the operation by its name. `notify` names an object of the owner that is notified after a

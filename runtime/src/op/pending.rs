@@ -10,7 +10,7 @@ pub struct PendingOp {
     pub what: &'static str,
     /// The other side; [`Rank::ANY`] for a receive from any sender.
     pub rank: Rank,
-    /// Its tag.
+    /// The tag of the operation.
     pub tag: Tag,
     /// Bytes.
     pub size: u64,

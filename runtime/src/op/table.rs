@@ -25,7 +25,7 @@ const SHARDS: usize = 16;
 
 /// An operation in a table.
 pub(crate) trait Entry: Sized {
-    /// Something that happens to it.
+    /// Events of an operation.
     type Event;
 
     /// Returns the other side.
@@ -53,7 +53,7 @@ pub(crate) enum Kind {
 pub(crate) enum Taken<E: Entry> {
     /// The operation, and the event to handle.
     Out(Box<E>, E::Event),
-    /// Another thread carries it on, and handles the event next.
+    /// Another thread carries the operation on, and handles the event next.
     Queued,
     /// No such operation.
     Unknown(E::Event),
@@ -65,9 +65,9 @@ pub(crate) type Refused<E> = (Box<E>, Option<DownCause>);
 /// The state of an operation after a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flow {
-    /// It stays in the table.
+    /// The operation stays in the table.
     Stays,
-    /// It has ended.
+    /// The operation has ended.
     Ends,
 }
 
@@ -85,7 +85,7 @@ struct Shard<E: Entry> {
 
 struct Slot<E: Entry> {
     kind: Kind,
-    /// Until it has passed once.
+    /// Deadline, until it has passed once.
     deadline: Deadline,
     /// `None` while a thread carries it on.
     entry: Option<Box<E>>,

@@ -26,7 +26,7 @@ pub(crate) struct Parked {
 pub(crate) enum Stage {
     /// An event of the user's.
     After(Event, Buffer),
-    /// Its turn.
+    /// The operation's turn.
     Ready(Buffer),
     /// The copy into a block of host memory.
     Staging(Transfer, Block),

@@ -85,7 +85,7 @@ pub(crate) struct Deaf {
     bytes: AtomicU32,
     /// Set if a peer has said that it takes no notifications; it may take some again.
     was_refused: AtomicBool,
-    /// Its share of half of the budget, which the ranks of a job have in common.
+    /// The device's share of half of the budget, which the ranks of a job have in common.
     limit: u32,
 }
 

@@ -1,4 +1,4 @@
-//! From a device to one peer: the link, and the backlog.
+//! The route from a device to one peer: the link, and the backlog.
 
 use super::address;
 use super::backlog::Parked;
@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Route {
     pub(crate) rank: Rank,
     linked: OnceLock<Linked>,
-    /// Held while the link is being made.
+    /// Lock that is held while the link is being made.
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
     /// The peer's end, if an operation noticed it: this may be before progress does.
@@ -47,13 +47,14 @@ pub(crate) struct Route {
     has_told: AtomicBool,
 }
 
-/// In `hurdles`: the peer is gone. Its ring may still take a message, which would never be read.
+/// Flag of `hurdles`: the peer is gone. Its ring may still take a message, which would never be
+/// read.
 const DOWN: Flag = Flag::FIRST;
-/// In `hurdles`: the peer keeps too many messages already, so messages to be matched have to be
-/// offered.
+/// Flag of `hurdles`: the peer keeps too many messages already, so messages to be matched have to
+/// be offered.
 const HELD: Flag = Flag::SECOND;
 
-/// In `hurdles`: the peer has too many replies waiting already, so nothing else may be posted.
+/// Flag of `hurdles`: the peer has too many replies waiting, so nothing else may be posted.
 const OFF: Flag = Flag::THIRD;
 
 /// A link, and facts about it.

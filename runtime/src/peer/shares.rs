@@ -32,7 +32,7 @@ impl Division {
         u32::try_from(self.size.div_ceil(self.unit)).unwrap_or(u32::MAX)
     }
 
-    /// Units of the largest piece.
+    /// Returns the units of the largest piece.
     pub(crate) fn most(self) -> u32 {
         u32::try_from(MOST / self.unit).unwrap_or(1)
     }

@@ -12,10 +12,10 @@ use std::collections::HashSet;
 pub enum PeerState {
     /// No error is known of it; it may not have been used yet.
     Up,
-    /// It is silent: an operation with it missed its deadline, and no message has come from it
-    /// since. It may be stopped or busy, so memory that it could still reach stays allocated.
+    /// The rank is silent: an operation with it missed its deadline, and no message has come from
+    /// it since. It may be stopped or busy, so memory that it could still reach stays allocated.
     Suspect,
-    /// It is gone, and does not come back.
+    /// The rank is gone, and does not come back.
     Down(DownCause),
 }
 

@@ -1,4 +1,4 @@
-//! Hands each control message to the transfer, region or object that it names.
+//! The way of each control message to the transfer, region or object that it names.
 
 use super::Pass;
 use super::signal::{guarded, panicked};

@@ -34,7 +34,7 @@ pub(crate) struct Core {
     pub(crate) retries: Retries,
     /// Errors of progress that no call has returned yet.
     pub(crate) complaints: Complaints,
-    /// Hears SIGUSR1.
+    /// Listener for SIGUSR1.
     _dump: Option<Listener>,
     /// Ranks that are known to be gone.
     down: Waiting<HashMap<Rank, DownCause>>,

@@ -1,4 +1,4 @@
-//! Carries out the actions of events, outside all locks.
+//! The actions of events, outside all locks.
 
 use super::signal::{guarded, handles_message_of, panicked};
 use super::{Found, Meeting, Met, Pass, Scratch};

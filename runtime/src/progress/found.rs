@@ -5,11 +5,11 @@ use carrack_transports::contract::Mark;
 /// The result of matching a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// It waits for its receive; or it has met one, and all is done.
+    /// The message waits for its receive; or it has met one, and all is done.
     Kept,
-    /// It has met one: the n-th meeting of the batch.
+    /// The message has met its receive: the n-th meeting of the batch.
     Met(usize),
-    /// It makes no sense.
+    /// The message makes no sense.
     Nonsense,
 }
 

@@ -80,9 +80,9 @@ struct Met {
 /// A message that has met its receive.
 #[allow(clippy::large_enum_variant, reason = "boxing one would allocate in every receive")]
 enum Meeting {
-    /// Its bytes are in place: the completion object has to be signaled.
+    /// The bytes are in place: the completion object has to be signaled.
     Over(Option<Arc<dyn Completion>>, Status),
-    /// Its bytes are still to be moved, or too many.
+    /// The bytes are still to be moved, or too many.
     Pair(Unexpected, Receive),
 }
 

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Stands for a rank: this thread runs no code of the user's, or for no message.
+/// Mark in place of a rank: this thread runs no code of the user's, or for no message.
 /// No rank's number is as large, that of any rank included.
 const OUTSIDE: u64 = u64::MAX;
 const NO_MESSAGE: u64 = u64::MAX - 1;

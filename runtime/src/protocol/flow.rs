@@ -206,7 +206,7 @@ mod tests {
     enum Message {
         Request,
         Reply,
-        /// Its bytes wait with its sender.
+        /// An RTS: the bytes wait with the sender.
         Rts,
         Hold(Hold, u64),
     }

@@ -7,18 +7,18 @@ use carrack_transports::contract::{Cost, Reach};
 pub struct PathVerdict {
     /// The transport.
     pub transport: &'static str,
-    /// Its answer.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
 /// The result of the choice for a transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the path.
+    /// The transport is the path.
     Chosen,
-    /// It could be, and another is better.
+    /// The transport could be the path, and another is better.
     Passed(String),
-    /// It cannot be.
+    /// The transport cannot be the path.
     Refused(String),
 }
 

@@ -37,17 +37,17 @@ pub(crate) enum Control {
     /// RTS of a put that its owner has to carry out, and then notifies the completion object, if
     /// one is named.
     RtsPut { comp: RemoteComp, tag: Tag, request: Request },
-    /// Asks for a part of a region. The owner then notifies the completion object, if one is
+    /// Request for a part of a region. The owner then notifies the completion object, if one is
     /// named.
     Get { comp: RemoteComp, tag: Tag, request: Request },
     /// RTS of a list of pieces of a region, with bytes that are put there; or, with a name `rx`,
     /// asks for these bytes.
     Pieces { rx: u64, request: Request },
-    /// Asks for an atomic operation.
+    /// Request for an atomic operation.
     Atomic { swap: bool, request: Request },
     /// The hold of the receiver of this message. A later turn overrules earlier ones.
     Hold { hold: Hold, turn: u64 },
-    /// Asks for the place of a region, for this rank's NIC.
+    /// Request for the place of a region, for this rank's NIC.
     Where { region: u64 },
     /// The place of a region of `len` bytes.
     Here { region: u64, place: RemotePlace, len: u64 },
@@ -249,7 +249,7 @@ pub(crate) struct HelpWanted {
     pub(crate) addr: u64,
     /// The number of the split that divides the message.
     pub(crate) split: u32,
-    /// Its turn.
+    /// The turn of that split.
     pub(crate) turn: u32,
 }
 
@@ -258,7 +258,7 @@ pub(crate) struct HelpWanted {
 pub(crate) struct Window {
     /// The beginning in the message, in bytes.
     pub(crate) at: usize,
-    /// Its bytes.
+    /// The bytes of the part.
     pub(crate) len: usize,
     /// The place by which the receiver's NIC knows it.
     pub(crate) place: RemotePlace,
@@ -280,13 +280,13 @@ pub(crate) enum Verdict {
     Failed,
     /// The region is not registered.
     Stale,
-    /// It reaches beyond the region.
+    /// The bytes reach beyond the region.
     Outside,
     /// No atomic operation is done on that word.
     Word,
     /// The previous value of the word of an atomic operation.
     Held(u64),
-    /// From the sender: it cannot read the bytes behind these.
+    /// The sender cannot read the bytes behind these.
     Broken {
         /// Bytes that it has sent.
         sent: u64,
@@ -348,8 +348,8 @@ pub(crate) struct Request {
     pub(crate) offset: u64,
     /// Bytes, or the first operand. For pieces it includes the bytes of their list.
     pub(crate) first: u64,
-    /// For a put or pieces: their address in the sender's memory, or 0. For a get: the limit of
-    /// bytes at first. For an atomic operation: the second operand.
+    /// Address of a put or of pieces in the sender's memory, or 0. For a get: the limit of bytes at
+    /// first. For an atomic operation: the second operand.
     pub(crate) second: u64,
 }
 

@@ -29,15 +29,15 @@ use std::sync::Arc;
 /// The knowledge of a peer's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Knowledge {
-    /// There is no place, and the owner was not asked.
+    /// The place is not known, and the owner was not asked.
     Nothing,
-    /// Its owner was asked.
+    /// The owner was asked.
     Asked,
     /// The place of the region, and its length.
     Place(RemotePlace, u64),
     /// The owner has refused it.
     Refused,
-    /// Its registration has ended.
+    /// The region's registration has ended.
     Ended,
 }
 
@@ -116,7 +116,7 @@ impl Remotes {
 /// A region of this rank that NICs of others reach.
 struct Shown {
     exposed: Arc<dyn Exposed>,
-    /// Through which device.
+    /// The device through which they reach it.
     device: u32,
     /// The ranks that know of it.
     by: Vec<Rank>,
@@ -131,8 +131,8 @@ pub(crate) struct Withdrawal {
 
 /// The places that other ranks were told.
 pub(super) struct AllTold {
-    /// Its count is that of regions in GPU memory whose GPUs need a flush before NICs' writes are
-    /// visible.
+    /// Places, with a count: that of regions in GPU memory whose GPUs need a flush before NICs'
+    /// writes are visible.
     told: Waiting<Told>,
     /// The ranks to tell that registrations have ended.
     withdrawals: Waiting<Vec<Withdrawal>>,

@@ -91,9 +91,9 @@ impl Keys {
 /// The reason why another rank's operation is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// There is no such region, or not any more.
+    /// The region does not exist, or not any more.
     Stale,
-    /// It reaches beyond the region.
+    /// The operation reaches beyond the region.
     Outside,
 }
 

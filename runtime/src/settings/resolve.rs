@@ -4,7 +4,7 @@ use super::table::{RESERVED, Settings};
 use carrack_transports::settings::{Declared, SettingLine, SettingsError, Sources};
 use std::fmt::Display;
 
-/// Sets the program's choices; other settings come from the environment or the default.
+/// Builder of settings from the program's choices; others come from the environment or the default.
 ///
 /// Nothing is checked before `build`, which reports everything that is wrong at once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -116,7 +116,7 @@ pub struct Reserved {
     pub variable: &'static str,
     /// The program or person that sets it.
     pub set_by: &'static str,
-    /// Its meaning.
+    /// The meaning of the variable.
     pub doc: &'static str,
 }
 

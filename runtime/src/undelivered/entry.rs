@@ -29,7 +29,7 @@ pub(crate) enum Delivery {
     Fetch(Arc<Fetch>, Rank),
 }
 
-/// Stands for a completion object while an offered message is fetched for it, and keeps its status.
+/// Completion object of an offered message while it is fetched, which keeps the status.
 #[derive(Default)]
 pub(crate) struct Fetch(Mutex<Option<Status>>);
 

@@ -74,7 +74,7 @@ impl Undelivered {
         self.0.is_empty()
     }
 
-    /// Deliveries that wait.
+    /// Returns the number of deliveries that wait.
     pub(crate) fn len(&self) -> usize {
         let waiting =
             |queue: &Queue| queue.entries.len() + queue.fetches.len() + usize::from(queue.is_out);

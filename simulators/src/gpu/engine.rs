@@ -89,7 +89,7 @@ pub(super) enum Job {
     Hold(Word, u64, Until),
 }
 
-/// Gives work to a stream's thread, which ends when this is dropped and all work is done.
+/// Sender of work to a stream's thread, which ends when this is dropped and all work is done.
 #[derive(Debug)]
 pub(super) struct Queue(Sender<Job>);
 

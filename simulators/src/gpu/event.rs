@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Default)]
 struct FakeEvent {
     outcome: OnceLock<Result<(), GpuError>>,
-    /// Held while the outcome is set, so that a thread that checks under it does not miss the
-    /// wake-up.
+    /// Lock that is held while the outcome is set, so that a thread that checks under it does not
+    /// miss the wake-up.
     gate: Mutex<()>,
     fired: Condvar,
 }

@@ -97,13 +97,13 @@ pub(super) struct Found {
 
 /// Ways to export an allocation.
 pub(super) enum Exportable {
-    /// By the number of its descriptor in this process, and the inode to check.
+    /// The number of the allocation's descriptor in this process, and the inode to check.
     Bytes { fd: u32, inode: u64 },
-    /// By a file descriptor.
+    /// A file descriptor.
     Fd(OwnedFd),
-    /// By the pool's descriptor.
+    /// The pool's descriptor.
     Pool(OwnedFd),
-    /// Not exportable, for this reason.
+    /// No way, for this reason.
     Not(&'static str),
 }
 

@@ -27,7 +27,7 @@ struct EventName {
     magic: [u8; 8],
     pid: U64,
     started: U64,
-    /// Where the maker's descriptor is found, and the file that it must be.
+    /// Number of the maker's descriptor. Device and inode tell the file that it must be.
     fd: U64,
     dev: U64,
     ino: U64,

@@ -98,11 +98,11 @@ struct Inner {
 /// Outcome of adding a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed {
-    /// It is visible.
+    /// The completion is visible.
     Visible,
-    /// It becomes visible when the engine releases it.
+    /// The completion becomes visible when the engine releases it.
     Late,
-    /// There was no room, and the queue is broken from now on.
+    /// The queue had no room, and is broken from now on.
     Overrun,
     /// The queue was broken before.
     Nowhere,

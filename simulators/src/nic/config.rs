@@ -90,7 +90,7 @@ pub struct Config {
     pub devices: usize,
     /// Ports of each device.
     pub ports: u8,
-    /// Their addressing.
+    /// Addressing of the ports.
     pub link_layer: LinkLayer,
     /// Limits of each device.
     pub limits: Limits,

@@ -21,7 +21,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Wakes the engine's thread.
+/// Waker of the engine's thread.
 #[derive(Debug)]
 pub(super) struct Bell {
     fd: OwnedFd,

@@ -66,16 +66,16 @@ pub enum Call {
 /// Time at which bytes that a peer wrote become visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Visibility {
-    /// As soon as they arrive.
+    /// The time of their arrival.
     #[default]
     AtOnce,
-    /// When the writer's device next gives this one a completion, or reads from it: a program that
-    /// polls memory waits in vain.
+    /// The time when the writer's device next gives this one a completion, or reads from it: a
+    /// program that polls memory waits in vain.
     WithCompletion,
-    /// When this device next reads for a peer, or does an atomic operation: a completion does not
-    /// tell that the bytes have arrived. Unless a GPU says otherwise, its owner must expect that
-    /// also of bytes that its own device has read into the GPU's memory. A flush of the GPU's is
-    /// [`SimulatedNic::flush`](super::SimulatedNic::flush).
+    /// The time when this device next reads for a peer, or does an atomic operation: a completion
+    /// does not tell that the bytes have arrived. Unless a GPU says otherwise, its owner must
+    /// expect that also of bytes that its own device has read into the GPU's memory. A flush of the
+    /// GPU's is [`SimulatedNic::flush`](super::SimulatedNic::flush).
     WithRead,
 }
 

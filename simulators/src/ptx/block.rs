@@ -38,9 +38,9 @@ struct Thread {
 /// Reason why a thread cannot advance alone.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Stop {
-    /// At a common instruction of its warp: `vote`, `shfl`, `bar.warp.sync`.
+    /// A common instruction of the warp: `vote`, `shfl`, `bar.warp.sync`.
     Warp,
-    /// At this barrier of the block, which opens for that number of threads.
+    /// A barrier of the block, which opens for that number of threads.
     Block(u64, usize),
     Over,
 }

@@ -30,7 +30,7 @@ pub struct AddressBlob(pub Vec<u8>);
 /// Something that a transport can open.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
-    /// Its name on this machine.
+    /// Name on this machine.
     pub name: String,
     /// Description for the user.
     pub note: String,
@@ -56,9 +56,9 @@ impl Unavailable {
 /// Answer to "can this peer be reached?", with the cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It can.
+    /// The peer can be reached.
     Yes(Cost),
-    /// It cannot, for this reason.
+    /// The peer cannot be reached, for this reason.
     No(String),
 }
 

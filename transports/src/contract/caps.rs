@@ -38,9 +38,9 @@ pub struct Caps {
 /// that near, whatever path its messages take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Locality {
-    /// To ranks of the same process.
+    /// Ranks of the same process.
     Process,
-    /// To processes of the same node.
+    /// Processes of the same node.
     Node,
     /// Ranks on other nodes.
     Network,

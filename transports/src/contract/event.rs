@@ -24,7 +24,7 @@ pub enum Event {
         from: PeerId,
         /// The sender's header.
         header: Header,
-        /// Its bytes.
+        /// Bytes of the message.
         payload: Payload,
         /// The runtime's note.
         mark: Mark,
@@ -48,12 +48,12 @@ pub enum Event {
 pub enum Payload {
     /// A few bytes, in place.
     Small(SmallBytes),
-    /// In a packet of the device's source.
+    /// A packet of the device's source.
     Packet(Packet),
-    /// In the sender's memory, which the sender could still change. The receiver copies the bytes
-    /// out and drops the loan, which gives the memory back.
+    /// A loan of the sender's memory, which the sender could still change. The receiver copies the
+    /// bytes out and drops the loan, which gives the memory back.
     Loan(Loan),
-    /// On the heap: the transport, or the thread that polled it, put the bytes aside because
+    /// Bytes on the heap: the transport, or the thread that polled it, put them aside because
     /// packets are short.
     Aside(Vec<u8>),
 }
@@ -103,10 +103,10 @@ pub enum OpFailure {
 /// Reason why a peer is gone.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DownCause {
-    /// It closed its device in order.
+    /// The peer has closed its device in order.
     #[error("it has closed its device")]
     Closed,
-    /// Its process is dead, or its end of the connection is.
+    /// The peer's process is dead, or its end of the connection is.
     #[error("its process is gone ({0})")]
     Gone(String),
     /// The job has lost it, as its bootstrap says.
@@ -150,7 +150,7 @@ pub struct Mark(pub u16);
 pub struct SmallArrival {
     /// The sender's header.
     pub header: Header,
-    /// Its bytes.
+    /// Bytes of the message.
     pub bytes: SmallBytes,
     /// The runtime's note.
     pub mark: Mark,
@@ -187,7 +187,7 @@ impl From<SmallArrival> for Event {
 /// those.
 #[derive(Debug)]
 pub struct Batch {
-    /// As many places as the batch has room for. The first `count` hold a message: a message is
+    /// Places, as many as the batch has room for. The first `count` hold a message: a message is
     /// written field by field, and nothing grows.
     small: Box<[SmallArrival]>,
     count: usize,
@@ -293,7 +293,7 @@ impl Batch {
     }
 }
 
-/// Matches messages with receives, before another thread can poll the device that they came by.
+/// Matcher of messages with receives, before another thread can poll the device of the messages.
 pub trait Matcher {
     /// Takes a message that has come alone: nothing is in the batch. Returns `false` if more has
     /// to be done with it than to match it: it then goes into the batch.

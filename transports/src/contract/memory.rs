@@ -100,9 +100,9 @@ pub struct Imported {
 
 #[derive(Clone, Debug)]
 enum Standing {
-    /// As long as the registration of that epoch stands.
+    /// The mapping stands as long as the registration of that epoch.
     Epoch(Arc<Share>, u64),
-    /// As long as the exporter, in this process, keeps the guard's `Arc`.
+    /// The mapping stands as long as the exporter, in this process, keeps the guard's `Arc`.
     Guard(Weak<()>),
 }
 

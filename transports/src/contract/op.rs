@@ -24,9 +24,9 @@ pub struct RemotePlace {
 /// Change of a word of eight bytes, in one step that no other such operation interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WordChange {
-    /// Adds the number; a carry beyond 64 bits is lost.
+    /// Addition of the number; a carry beyond 64 bits is lost.
     Add(u64),
-    /// Stores the new value if the word holds the expected one.
+    /// Store of the new value if the word holds the expected one.
     Swap {
         /// The value that the word has to hold.
         expected: u64,
@@ -59,7 +59,7 @@ pub enum Op<'a> {
         /// The name of the completion.
         token: OpToken,
     },
-    /// Writes a buffer into memory that the peer has [exposed](super::Link::expose): `Posted` or
+    /// Write of a buffer into memory that the peer has [exposed](super::Link::expose): `Posted` or
     /// `Busy`. On `Posted` the link has taken the buffer. The completion returns it, and the bytes
     /// are then in place. A message that is submitted afterwards arrives after them.
     Put {
@@ -70,7 +70,7 @@ pub enum Op<'a> {
         /// The name of the completion.
         token: OpToken,
     },
-    /// Fills a buffer from memory that the peer has exposed: `Posted` or `Busy`, as a put.
+    /// Read of memory that the peer has exposed into a buffer: `Posted` or `Busy`, as a put.
     Get {
         /// The source.
         from: RemotePlace,
@@ -79,7 +79,7 @@ pub enum Op<'a> {
         /// The name of the completion.
         token: OpToken,
     },
-    /// Changes a word of memory whose words the peer has [exposed](super::Domain::expose_words):
+    /// Change of a word of memory whose words the peer has [exposed](super::Domain::expose_words):
     /// `Posted` or `Busy`. The completion's buffer holds the word's earlier value: eight bytes,
     /// little endian.
     Atomic {

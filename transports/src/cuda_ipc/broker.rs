@@ -39,7 +39,7 @@ const PROTOCOL: Protocol = Protocol { tag: *b"fdbr", version: 2, longest: LONGES
 const ASK: u32 = FIRST_OWN;
 /// The descriptor comes with it.
 const HERE: u32 = FIRST_OWN + 1;
-/// There is no such allocation any more.
+/// Refusal: the allocation does not exist any more.
 const GONE: u32 = FIRST_OWN + 2;
 
 /// Allocations by the inodes of their ledgers.
@@ -122,19 +122,20 @@ struct Server {
 /// A process that wants a descriptor.
 struct Importer {
     channel: Channel,
-    /// Until both sides are proved.
+    /// Greeting, until both sides are proved.
     greeting: Option<Box<Greeting>>,
     /// The inode that it has asked for.
     asked: Option<u64>,
-    /// It waits for something that is short, and not for a word from its other end.
+    /// Set while the importer waits for something that is short, and not for a word from its other
+    /// end.
     waits: bool,
 }
 
 /// The reason why an importer gets nothing more.
 enum Over {
-    /// It was answered, or has gone.
+    /// The importer was answered, or has gone.
     Answered,
-    /// It is not to be answered, for this reason.
+    /// The importer is not to be answered, for this reason.
     Refused(String),
 }
 

@@ -41,11 +41,11 @@ impl Allocation {
 
 #[derive(Default)]
 pub(super) struct Exports {
-    /// By device, driver's number and address: pieces that are mapped into one reservation are
-    /// distinguished even if their driver numbers are equal.
+    /// Allocations by device, driver's number and address: pieces that are mapped into one
+    /// reservation are distinguished even if their driver numbers are equal.
     all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
-    /// Opened with the first handle that has a descriptor. `None`: the broker cannot be opened,
-    /// and importers fetch descriptors themselves.
+    /// Broker, opened with the first handle that has a descriptor. `None`: the broker cannot be
+    /// opened, and importers fetch descriptors themselves.
     broker: OnceLock<Option<Broker>>,
 }
 
@@ -184,7 +184,7 @@ pub(super) fn own(name: Name) -> Result<Region, String> {
     found.ok_or_else(|| "it is not there any more".into())
 }
 
-/// Keeps memory until no process has its allocation mapped.
+/// Guard that keeps memory until no process has its allocation mapped.
 struct Until(Arc<Allocation>);
 
 impl Keeper for Until {

@@ -28,7 +28,7 @@ struct Opened {
     /// Both are compared, since a peer chose which two belong together.
     inode: u64,
     handle: [u8; Handle::WIRE],
-    /// Its exporter's process.
+    /// The exporter's process.
     exporter: Option<u64>,
     opener: GpuUuid,
     ledger: Ledger,

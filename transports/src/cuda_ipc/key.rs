@@ -26,7 +26,7 @@ pub(super) struct Key {
     pub(super) simulated: bool,
     /// Bytes of the region, which begins where the handle says.
     pub(super) len: u64,
-    /// As [`Handle::encode`] gives it.
+    /// Handle as [`Handle::encode`] gives it.
     pub(super) handle: [u8; Handle::WIRE],
 }
 
@@ -122,7 +122,7 @@ pub(super) struct Several {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct SeveralHead {
-    /// Stands in the place of a process's number, which is never 0.
+    /// Zero in the place of a process's number, which is never 0.
     zero: U32,
     offset: U64,
     len: U64,

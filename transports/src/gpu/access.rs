@@ -5,10 +5,11 @@ use crate::mem::GpuUuid;
 /// Rights of a device on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rights {
-    /// Its kernels, and the program's copies in its context, may read. Their writes are refused,
-    /// or cost the context: see [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). The
-    /// library's copies between memory of devices name the owner's context where the device itself
-    /// may not write, and succeed. From host memory the owner's engine writes.
+    /// Read access: the device's kernels, and the program's copies in its context, may read. Their
+    /// writes are refused, or cost the context: see
+    /// [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). The library's copies between
+    /// memory of devices name the owner's context where the device itself may not write, and
+    /// succeed. From host memory the owner's engine writes.
     Read,
     /// Kernels and copies read and write.
     ReadWrite,

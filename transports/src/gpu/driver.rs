@@ -107,7 +107,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 pub struct Extent {
     /// First address of the allocation.
     pub base: usize,
-    /// Its length in bytes.
+    /// Length of the allocation in bytes.
     pub len: usize,
     /// Kind of the memory.
     pub kind: MemKind,

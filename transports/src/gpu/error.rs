@@ -10,7 +10,7 @@ pub struct GpuError {
     pub code: i32,
     /// The code's name.
     pub name: &'static str,
-    /// Its meaning here and what to do, or empty.
+    /// Meaning of the code here and what to do, or empty.
     pub hint: String,
 }
 

@@ -79,12 +79,12 @@ pub struct PeerInfo {
 /// Way to allocate memory, which decides the forms of its export.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Flavour {
-    /// As `cuMemAlloc` does: exported as plain bytes. Takes up whole blocks of 2 MiB, because a
+    /// Memory of `cuMemAlloc`: exported as plain bytes. Takes up whole blocks of 2 MiB, because a
     /// handle exposes the whole block (gpu.md, legacy IPC rule 2).
     Plain,
-    /// As the VMM calls do: exported as a file descriptor; no context.
+    /// Memory of the VMM calls: exported as a file descriptor; no context.
     Shareable,
-    /// From a memory pool: exported as the pool's file descriptor and a name in it; no context.
+    /// Memory of a pool: exported as the pool's file descriptor and a name in it; no context.
     Pooled,
     /// Host memory, locked for the engines of all devices. Not exported.
     Pinned,

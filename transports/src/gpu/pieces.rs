@@ -203,13 +203,13 @@ pub(super) struct Run {
     pub(super) src_pitch: usize,
 }
 
-/// Up to three dimensions of bytes: rows of `count[0]` bytes, `count[1]` rows a plane, `count[2]`
-/// planes. Rows and planes may have other distances in the target than in the source.
+/// Shape of up to three dimensions of bytes: rows of `count[0]` bytes, `count[1]` rows a plane,
+/// `count[2]` planes. Rows and planes may have other distances in the target than in the source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
     /// Bytes of a row, rows of a plane, planes.
     pub count: [usize; 3],
-    /// From one row of the target to the next, and from one plane to the next, in bytes.
+    /// Distance from one row of the target to the next, and from one plane to the next, in bytes.
     pub dst_pitch: [usize; 2],
     /// The same for the source.
     pub src_pitch: [usize; 2],

@@ -50,7 +50,7 @@ fn forget_released(waiting: &mut Vec<(usize, Event)>) {
     waiting.retain(|(_, past)| past.query() == Ok(false));
 }
 
-/// Connections of a context, as the driver reads the variable when it is initialised.
+/// Returns the connections of a context, as the driver reads the variable when it is initialised.
 pub fn connections() -> usize {
     let said = std::env::var(CONNECTIONS).ok().and_then(|text| text.trim().parse().ok());
     said.unwrap_or(DEFAULT_CONNECTIONS).clamp(1, 32)

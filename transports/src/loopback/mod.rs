@@ -149,7 +149,7 @@ impl LoopbackDomain {
     }
 }
 
-/// Withdraws a region when its export ends.
+/// Guard that withdraws a region when its export ends.
 struct Withdraw {
     number: u64,
     _guard: Arc<()>,
@@ -309,7 +309,7 @@ struct Message {
 #[derive(Debug)]
 enum OnItsWay {
     There(Payload),
-    /// From GPU memory, by its engine; the sender is told when its buffer is free.
+    /// A copy of GPU memory, by its engine; the sender is told when its buffer is free.
     Landing(Transfer, Sender),
     /// The sender has gone: the last entry of its queue.
     End(DownCause),

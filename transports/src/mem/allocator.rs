@@ -125,7 +125,7 @@ impl fmt::Debug for Chunk {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// There is no more memory of that kind.
+    /// Memory of that kind is used up.
     #[error(
         "no {bytes} bytes of {kind} memory are left: packets take up less with a lower \
         CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE"
@@ -172,7 +172,7 @@ pub enum AllocError {
     TooShort {
         /// First address of the chunk.
         base: usize,
-        /// Its length.
+        /// Length of the chunk.
         got: usize,
         /// The length asked for.
         want: usize,
@@ -212,7 +212,7 @@ pub enum AllocError {
         len: usize,
         /// First address of the other chunk.
         other: usize,
-        /// Its length.
+        /// Length of the other chunk.
         other_len: usize,
     },
     /// A chunk is not of the kind that the allocator says.

@@ -18,8 +18,8 @@ const FIRST_PAGE: usize = 4096;
 /// Memory that passed the checks. Dropping it frees the memory.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// Dropped before the chunk: its addresses may be given out again as soon as the chunk is
-    /// freed.
+    /// Claim, dropped before the chunk: the chunk's addresses may be given out again as soon as it
+    /// is freed.
     _claim: Claim,
     chunk: Chunk,
     id: Option<AllocId>,

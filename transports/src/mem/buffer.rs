@@ -8,7 +8,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// Up to [`SmallBytes::MAX`] bytes held in place, so that a small message needs no packet and no
+/// Bytes held in place, at most [`SmallBytes::MAX`], so that a small message needs no packet and no
 /// allocation.
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -10,11 +10,11 @@ use std::fmt;
 pub enum MemHint {
     /// Nothing: [`MR_UNKNOWN`].
     Unknown,
-    /// It is host memory: [`MR_HOST`].
+    /// Host memory: [`MR_HOST`].
     Host,
-    /// It is memory of some GPU: [`MR_DEVICE`].
+    /// Memory of some GPU: [`MR_DEVICE`].
     Device,
-    /// It is of this kind, and refused if it is not. A driver is asked each time.
+    /// Memory of this kind, refused if it is not. A driver is asked each time.
     Is(MemKind),
 }
 

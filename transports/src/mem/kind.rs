@@ -39,7 +39,7 @@ pub enum MemKind {
     /// Memory that a driver migrates between host and GPU. The CPU may touch it only when the GPU
     /// does not, so the library never does.
     Managed(GpuUuid),
-    /// Not known: the runtime asks the drivers before it uses the memory (`MR_UNKNOWN`).
+    /// Unknown memory: the runtime asks the drivers before it uses the memory (`MR_UNKNOWN`).
     Unknown,
 }
 

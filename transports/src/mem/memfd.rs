@@ -93,7 +93,7 @@ pub enum MapError {
         limit"
     )]
     Lacking(Errno),
-    /// It cannot be mapped.
+    /// The memory cannot be mapped.
     #[error("{0}")]
     Refused(String),
 }

@@ -39,7 +39,7 @@ struct Pool {
     limit: usize,
     free: FreeList,
     slabs: Box<[OnceLock<Slab>]>,
-    /// Held while growing.
+    /// Lock that is held while the pool grows.
     growth: Mutex<Growth>,
     /// Bytes of regions that are in use, and their limit.
     large: Arc<AtomicUsize>,

@@ -51,7 +51,7 @@ struct Allocation {
     keeper: OnceLock<Arc<dyn Keeper>>,
 }
 
-/// Takes over a region's owner when the region's last handle is dropped. Memory that other
+/// Keeper of a region's owner after the region's last handle is dropped. Memory that other
 /// processes have mapped must not be freed before they are done.
 pub trait Keeper: Send + Sync {
     /// Keeps the owner until the memory may be freed.
@@ -393,7 +393,7 @@ pub enum AtomicError {
         /// Offset of the word.
         offset: usize,
     },
-    /// It is not host memory.
+    /// The word is not in host memory.
     #[error("the CPU does no atomic operations on {0} memory: register it for post_fetch_add")]
     Kind(MemKind),
 }

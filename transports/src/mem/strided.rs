@@ -3,8 +3,8 @@
 
 use crate::gpu::Grid;
 
-/// Up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` rows in a
-/// plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes.
+/// Block of up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` rows
+/// in a plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes.
 ///
 /// ```
 /// use carrack_transports::mem::Strided;
@@ -28,7 +28,7 @@ pub struct Strided {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StridedError {
-    /// Its rows or planes would overlap.
+    /// The block's rows or planes would overlap.
     #[error(
         "{what} of a strided block begin {pitch} bytes apart and have {len} bytes: they would \
         overlap; make the pitch, from the beginning of one to that of the next, {len} bytes or more"
@@ -41,7 +41,7 @@ pub enum StridedError {
         /// Bytes from the beginning of one to its end.
         len: usize,
     },
-    /// It ends beyond the region.
+    /// The block ends beyond the region.
     #[error(
         "a strided block of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond \
         the {room} of its region: lower an offset, a count or a pitch"

@@ -17,7 +17,7 @@ pub struct Transfer {
 #[derive(Debug)]
 enum State {
     Done,
-    /// With the process whose engine copies.
+    /// The copy is with the process whose engine copies.
     Pending(Event, Owner),
     Failed(Box<CopyError>),
 }

@@ -20,7 +20,7 @@ pub enum Place<'a> {
     Device(&'a Arc<dyn Gpu>),
     /// Managed memory whose home is this GPU.
     Managed(&'a Arc<dyn Gpu>),
-    /// Not known.
+    /// Unknown location.
     Unknown,
 }
 

@@ -13,11 +13,11 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 pub enum AdoptError {
     /// Nothing is open under the number.
     NotOpen,
-    /// It is no socket.
+    /// The descriptor is no socket.
     NotASocket,
-    /// It is a socket of another kind.
+    /// The descriptor is a socket of another kind.
     OtherSocket,
-    /// It was taken over before.
+    /// The descriptor was taken over before.
     Taken,
     /// The system's word.
     System(Errno),

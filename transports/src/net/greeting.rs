@@ -137,7 +137,7 @@ impl Greeting {
 pub struct Caller<C> {
     /// The connection.
     pub channel: C,
-    /// Until both sides are proved.
+    /// Greeting, until both sides are proved.
     greeting: Option<Box<Greeting>>,
     session: Option<Box<Session>>,
 }

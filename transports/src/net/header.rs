@@ -19,9 +19,9 @@ pub const FIRST_OWN: u32 = 16;
 /// A protocol: the messages between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// Its name in each message.
+    /// Name of the protocol in each message.
     pub tag: [u8; 4],
-    /// Its version, which grows with every change to its messages. Both sides must have the same.
+    /// Version, which grows with every change to the messages. Both sides must have the same.
     pub version: u32,
     /// Longest message in bytes, its header included.
     pub longest: usize,

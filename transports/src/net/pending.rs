@@ -31,7 +31,7 @@ pub struct Pending<T> {
     most: usize,
     patience: Duration,
     turned_away: u64,
-    /// When a line was last written, and how many had been turned away then.
+    /// Time when a line was last written, and the number that had been turned away then.
     told: Option<(Instant, u64)>,
 }
 

@@ -25,7 +25,7 @@ pub type Proof = [u8; 32];
 /// Random bytes of a connection.
 type Nonce = [u8; 32];
 
-/// In front of all that is hashed. Grows with every change to what follows.
+/// Label in front of all that is hashed. Grows with every change to what follows.
 const LABEL: [u8; 16] = *b"carrack proof 1\n";
 
 /// The secret that both sides hold. `Debug` does not show it.
@@ -107,19 +107,19 @@ struct Said {
 /// The reason why the other side's proof failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
-    /// Its proof is of another secret, another connection, another side or another claim.
+    /// The proof is of another secret, another connection, another side or another claim.
     #[error(
         "it does not know this job's secret: it belongs to another job; end what is left \
         of earlier ones"
     )]
     Secret,
-    /// It has said something else.
+    /// The other side has said something else.
     #[error("{0}")]
     Wrong(String),
-    /// It does not want this side, for this reason.
+    /// The other side does not want this side, for this reason.
     #[error("it says: {0}")]
     Refused(String),
-    /// It ends the connection in order.
+    /// The other side ends the connection in order.
     #[error("it has ended the connection")]
     Bye,
 }

@@ -8,9 +8,9 @@ use super::size::parse_size;
 /// The reason why a form refuses a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It cannot be read as a value of this form.
+    /// The value cannot be read as one of this form.
     Malformed,
-    /// It can be read, but is not allowed.
+    /// The value can be read, but is not allowed.
     OutOfRange,
 }
 

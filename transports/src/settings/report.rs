@@ -37,7 +37,7 @@ pub struct SettingLine {
     pub origin: Origin,
     /// The values that are allowed, in words.
     pub expected: String,
-    /// Its meaning.
+    /// Meaning of the setting.
     pub doc: &'static str,
 }
 

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// A text that is no size.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SizeError {
-    /// It is not a whole number with a known unit.
+    /// The text is not a whole number with a known unit.
     #[error(
         "`{text}` is not a size; write bytes as 4096, or in units of 1024 as 4K, 4KiB, 8M, 8MiB, \
         1G or 1GiB"
@@ -14,7 +14,7 @@ pub enum SizeError {
         /// The text.
         text: String,
     },
-    /// It is a size that no memory of this machine can have.
+    /// The size is one that no memory of this machine can have.
     #[error("`{text}` is more than {max} bytes, the most that this machine can \
         address", max = usize::MAX)]
     TooLarge {

@@ -21,7 +21,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 256;
 
-/// Its version grows with every change to the messages, the segment's layout or the ring's.
+/// Protocol of shared memory. Its version grows with every change to the messages, the segment's
+/// layout or the ring's.
 pub const PROTOCOL: Protocol = Protocol { tag: *b"shm ", version: 3, longest: MAX_MESSAGE };
 
 const HELLO: u32 = FIRST_OWN;
@@ -142,7 +143,7 @@ impl Place {
 pub struct Address {
     /// The place of its process.
     pub place: Place,
-    /// Its socket's name in the abstract namespace.
+    /// Name of the socket in the abstract namespace.
     pub name: Vec<u8>,
 }
 

@@ -30,7 +30,7 @@ const PATIENCE: u32 = 4096;
 /// All incoming links of a device.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// By bell.
+    /// Links by bell.
     links: Vec<Option<Incoming>>,
     /// Senders that have connected and were not welcomed so far.
     pending: Pending<PendingSender>,
@@ -44,9 +44,9 @@ pub(super) struct Inbound {
 
 #[derive(Debug)]
 enum Incoming {
-    /// It is not looked at.
+    /// The source is not looked at.
     Cold(Box<Source>),
-    /// Its sender is in `warm`.
+    /// The sender is in `warm`.
     Warm,
 }
 

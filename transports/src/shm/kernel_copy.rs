@@ -20,7 +20,8 @@ pub(super) struct KernelCopy {
     /// `true` if the peer is this very process. All of its addresses are mapped, and the kernel
     /// would refuse none.
     is_here: bool,
-    /// Readable when the process is dead. `None` on an old kernel: that is then not known here.
+    /// Descriptor that is readable when the process is dead. `None` on an old kernel: that is then
+    /// not known here.
     process: Option<Arc<OwnedFd>>,
     /// The link's segment, with the word by which the process revokes this rank's access.
     segment: Arc<Segment>,

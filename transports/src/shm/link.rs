@@ -53,11 +53,11 @@ struct Sender {
     address: Address,
     /// A channel to a process of this user, in the epoll set.
     channel: Option<Watched<Channel>>,
-    /// Until both sides are proved.
+    /// Greeting, until both sides are proved.
     greeting: Option<Box<Greeting>>,
     is_proven: bool,
     calls_again: u8,
-    /// Readable when the receiver's process is dead.
+    /// Descriptor that is readable when the receiver's process is dead.
     process: Option<Watched<Arc<OwnedFd>>>,
     segment: Arc<Segment>,
     /// The segment's descriptor, until the hello is sent.
@@ -85,7 +85,7 @@ pub(super) enum Dialled {
 enum Unsaid {
     /// Something is short: try again.
     Short(Errno),
-    /// It cannot be.
+    /// The peer cannot be reached.
     Down(DownCause),
 }
 

@@ -28,11 +28,11 @@ pub(super) struct PendingSender {
 
 #[derive(Debug)]
 enum Stage {
-    /// It has to prove itself.
+    /// The sender has to prove itself.
     Greeting(Box<Greeting>),
-    /// It has, and has to say hello.
+    /// The sender is proved, and has to say hello.
     Proven(PeerId),
-    /// It has said hello.
+    /// The sender has said hello.
     Known(Box<Hello>),
 }
 
@@ -50,19 +50,19 @@ pub(super) struct AdmittedSender {
     pub(super) from: PeerId,
     pub(super) channel: Watched<Channel>,
     pub(super) segment: Arc<Segment>,
-    /// Readable when its process is dead.
+    /// Descriptor that is readable when the sender's process is dead.
     pub(super) process: Option<Watched<OwnedFd>>,
 }
 
 /// Progress of a pending connection.
 pub(super) enum Heard {
-    /// Its hello has not come.
+    /// The hello has not come.
     Silent,
     /// A resource that its admission takes is short. A later poll tries again.
     Short(Errno),
-    /// It can be let in.
+    /// The sender can be let in.
     Hello,
-    /// It has gone before it had proved itself, or hangs up in order.
+    /// The sender has gone before it had proved itself, or hangs up in order.
     Gone,
 }
 
@@ -167,7 +167,7 @@ impl PendingSender {
 pub(super) enum NotIn {
     /// Something is short.
     Short(Errno),
-    /// It cannot be.
+    /// The sender cannot be let in.
     Refused(String),
 }
 

@@ -48,7 +48,7 @@ pub(super) struct Source {
     pub(super) from: PeerId,
     pub(super) bell: u32,
     pub(super) channel: Watched<Channel>,
-    /// Readable when the sender's process is dead.
+    /// Descriptor that is readable when the sender's process is dead.
     pub(super) process: Option<Watched<OwnedFd>>,
     pub(super) segment: Arc<Segment>,
     pub(super) consumer: Consumer<SegmentSlots>,

@@ -27,7 +27,7 @@ const SHARED: u64 = u64::MAX;
 pub(super) struct Alone {
     /// A thread's number, or one of the above.
     who: AtomicU64,
-    /// Written by the thread that is, or was, alone.
+    /// Flag of the thread that is, or was, alone: only that thread writes it.
     inside: AtomicBool,
     barrier: Barrier,
 }

@@ -72,7 +72,6 @@ impl Aside {
         self.asleep.load() != 0
     }
 
-    #[allow(clippy::unwrap_used, reason = "nothing panics under the lock")]
     fn places(&self) -> MutexGuard<'_, Vec<u32>> {
         self.places.lock()
     }

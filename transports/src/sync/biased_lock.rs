@@ -36,7 +36,7 @@ const REVOKED: u64 = u64::MAX;
 pub struct BiasedLock<T> {
     /// Number of the thread with the bias, or one of the two constants above.
     bias: AtomicU64,
-    /// Written by the thread that has, or had, the bias.
+    /// Flag of the thread that has, or had, the bias: only that thread writes it.
     owner_in: AtomicBool,
     /// The ordinary lock.
     taken: AtomicBool,
@@ -274,7 +274,8 @@ mod contention {
     use std::cell::Cell;
 
     thread_local! {
-        /// Grows with each loss and shrinks with each win; sixteen wins make up for one loss.
+        /// Score that grows with each loss and shrinks with each win; sixteen wins make up for one
+        /// loss.
         static LOSSES: Cell<u32> = const { Cell::new(0) };
     }
 

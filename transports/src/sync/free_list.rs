@@ -14,7 +14,7 @@ use crossbeam_utils::CachePadded;
 pub struct FreeList {
     /// Upper half: a tag that grows with every pop; lower half: top index + 1, or 0 when empty.
     top: CachePadded<AtomicU64>,
-    /// For each index, what lies below it: that index + 1, or 0.
+    /// Index below each index: that index + 1, or 0.
     below: Box<[AtomicU32]>,
 }
 

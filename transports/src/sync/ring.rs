@@ -94,7 +94,7 @@ pub enum Corrupt {
         freed: u64,
         /// Slots sent.
         sent: u64,
-        /// Its claim before.
+        /// The claim before.
         before: u64,
     },
 }

@@ -7,7 +7,7 @@ use super::primitives::Sequential;
 /// them sees the other.
 #[derive(Debug)]
 pub struct Ticks<const STEPS: usize> {
-    /// For each step, one more than the highest number that it has had.
+    /// One more than the highest number that each step has had.
     steps: [Sequential; STEPS],
     listeners: Sequential,
 }

@@ -21,7 +21,7 @@ pub struct Address {
     pub boot: [u8; 16],
     /// Port at which it listens.
     pub port: u16,
-    /// Its IP addresses.
+    /// IP addresses of the device.
     pub hosts: Vec<IpAddr>,
 }
 

@@ -64,7 +64,7 @@ pub(super) struct Polling {
     ahead: Option<Batch>,
     /// Frames wait that were taken off a connection and found no room in a batch.
     pub(super) has_backlog: bool,
-    /// Says who is read first.
+    /// Turn of the connection that is read first.
     turn: usize,
     /// The last batch was full: some sockets may have found no room in it, and come first.
     is_crowded: bool,

@@ -324,7 +324,7 @@ impl Inbound {
 /// The reason why a connection was not read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
-    /// Its sender did something against the protocol.
+    /// The sender did something against the protocol.
     Protocol(String),
     /// The connection has ended.
     Broken(Errno),

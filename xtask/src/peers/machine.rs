@@ -15,7 +15,7 @@ pub(super) struct Machine {
     pub(super) cpus: usize,
     pub(super) kernel: String,
     pub(super) date: String,
-    /// Of the minute before the first round: others' work on this machine disturbs all sides.
+    /// Load of the minute before the first round: others' work on this machine disturbs all sides.
     pub(super) load_before: f64,
 }
 

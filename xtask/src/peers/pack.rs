@@ -1,4 +1,4 @@
-//! Packs what a comparison needs for a machine without Cargo, compiler and network.
+//! The pack of what a comparison needs for a machine without Cargo, compiler and network.
 //!
 //! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX's
 //! modules for CUDA are in a folder of their own. In rows between buffers of the host UCX is

@@ -105,7 +105,7 @@ pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
 }
 
 impl Row {
-    /// Cores that it takes: one for each thread.
+    /// Returns the number of cores that it takes: one for each thread.
     pub(super) fn cores(&self) -> usize {
         if self.op == Op::Memcpy { 1 } else { self.ranks * self.threads }
     }

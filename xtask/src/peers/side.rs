@@ -47,7 +47,7 @@ pub(super) enum Role {
 /// Reason why a row omits a side, or measures it no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Out {
-    /// It has nothing of the kind, or not yet; that is no failure.
+    /// The side has nothing of the kind, or not yet; that is no failure.
     Cannot(String),
     /// The row is skipped, since Carrack cannot do it.
     Skipped,
@@ -79,7 +79,7 @@ pub(super) struct Setting {
 /// Settings that a side is tried with.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Variant {
-    /// In the table; empty for none.
+    /// Name in the table; empty for none.
     pub(super) name: &'static str,
     /// Environment variables.
     pub(super) env: &'static [(&'static str, &'static str)],
@@ -91,7 +91,7 @@ pub(super) const AS_IT_COMES: &[Variant] = &[Variant { name: "", env: &[] }];
 /// Result of one run of one side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Figure {
-    /// In the unit of the test.
+    /// Value in the unit of the test.
     pub(super) value: f64,
     /// The average, of a latency whose side prints one; in the same unit.
     pub(super) average: Option<f64>,

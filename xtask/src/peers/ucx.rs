@@ -21,7 +21,7 @@ const VARIANTS: &[Variant] = &[
     Variant { name: "posix,sysv,cma,self", env: &[("UCX_TLS", "posix,sysv,cma,self")] },
 ];
 
-/// With memory of GPUs: as it chooses by itself, and what it needs for that alone.
+/// Variants for memory of GPUs: as UCX chooses by itself, and what it needs for that alone.
 const GPU_VARIANTS: &[Variant] = &[
     Variant { name: "all", env: &[] },
     Variant { name: "cuda,sm,self", env: &[("UCX_TLS", "cuda_copy,cuda_ipc,sm,self")] },

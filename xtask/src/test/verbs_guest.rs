@@ -25,9 +25,10 @@ struct Check {
     wiring: Wiring,
     /// The status that it must end with.
     status: u8,
-    /// It takes minutes, in which time-outs run out. It runs with `--long` or `TEST_GUEST=all`.
+    /// Set for a check of minutes, in which time-outs run out. It runs with `--long` or
+    /// `TEST_GUEST=all`.
     is_long: bool,
-    /// Its driver takes dma-bufs.
+    /// Set if the guest's driver takes dma-bufs.
     has_dmabufs: bool,
 }
 
@@ -48,7 +49,7 @@ const fn long(name: &'static str, wiring: Wiring, what: What) -> Check {
     Check { is_long: true, ..check(name, wiring, what) }
 }
 
-/// For the tests of one program.
+/// Time for the tests of one program.
 const TESTS: Duration = Duration::from_secs(15 * 60);
 
 const LAST_WORDS: usize = 20;
@@ -56,8 +57,8 @@ const LAST_WORDS: usize = 20;
 /// Factor of the tests' time limits on an emulated processor.
 const PATIENCE: &str = "6";
 
-/// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few
-/// minutes. The other modules run by hand (docs/testing.md).
+/// The part of the conformance suite that a NIC's ways can change, and that an emulated processor
+/// does in a few minutes. The other modules run by hand (docs/testing.md).
 const CONFORMANCE: &str = "--ignored contract::verbs:: ending::verbs:: large::verbs:: \
     matrix::verbs:: memory::verbs:: nic_words::verbs:: order::verbs:: outcomes::verbs:: \
     pressure::verbs:: a_sender_that_does_not_listen_is_told_to";

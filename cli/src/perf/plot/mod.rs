@@ -203,7 +203,8 @@ where
         .draw()
 }
 
-/// Ranges that hold all points, with some room; the axes of an empty chart where there are none.
+/// Returns ranges that hold all points, with some room; the axes of an empty chart where there are
+/// none.
 fn ranges(curves: &BTreeMap<String, Curve>) -> (Range<f64>, Range<f64>) {
     let points = || curves.values().flatten();
     let around = |values: &mut dyn Iterator<Item = f64>| {

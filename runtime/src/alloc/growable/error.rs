@@ -125,7 +125,7 @@ pub enum GrowableError {
         /// more.
         processes: Vec<u32>,
     },
-    /// There is no such range.
+    /// The buffer has no such range.
     #[error(
         "{len} bytes at {offset} are no range of the buffer, which has {held}: grow it first, and \
         ask for at least 1"

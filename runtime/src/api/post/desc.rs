@@ -63,9 +63,9 @@ impl Mode {
     pub(super) const SUBMIT: u8 = 1;
     /// `wait`.
     pub(super) const WAIT: u8 = 2;
-    /// Others follow at once.
+    /// Mark: other operations follow at once.
     pub(super) const MORE: u8 = 8;
-    /// It came to `Done` or `Posted`.
+    /// Mark: the post came to `Done` or `Posted`.
     pub(super) const SPENT: u8 = 16;
 
     #[inline(always)]

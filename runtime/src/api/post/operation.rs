@@ -170,7 +170,7 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
     }
 }
 
-/// Wakes a thread in `block_on`.
+/// Waker of a thread in `block_on`.
 struct Ring {
     woken: AtomicBool,
     runtime: Weak<Core>,

@@ -142,7 +142,7 @@ fn all(mut events: Vec<Event>) -> Event {
     }
 }
 
-/// Fires when all of them have.
+/// Event that fires when all of these have.
 struct All(Vec<Event>);
 
 impl EventState for All {
@@ -160,7 +160,7 @@ impl EventState for All {
     }
 }
 
-/// Lets a stream go on when the operation has ended.
+/// Completion object that lets a stream go on when the operation has ended.
 struct Released {
     inner: Option<Arc<dyn Completion>>,
     gate: Mutex<Option<Gate>>,
@@ -188,7 +188,7 @@ impl Completion for Released {
     }
 }
 
-/// Goes with a receive that has a number, which is forgotten when this is dropped.
+/// Completion object of a receive that has a number, which is forgotten when this is dropped.
 pub(super) struct Renamed {
     inner: Option<Arc<dyn Completion>>,
     number: u64,

@@ -30,7 +30,7 @@ pub(super) struct Later {
 
 /// The parameters that all operations have.
 pub(super) struct Said {
-    /// Its size is 0 for a receive.
+    /// Context of the operation. The size is 0 for a receive.
     pub(super) op: OpContext,
     pub(super) required: Option<&'static str>,
 }

@@ -67,7 +67,7 @@ struct End<'g> {
     kind: MemKind,
     size: usize,
     gpu: Option<&'g Arc<dyn Gpu>>,
-    /// It is that of a put.
+    /// `true` for the buffer of a put.
     is_source: bool,
 }
 

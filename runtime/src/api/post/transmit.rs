@@ -181,7 +181,7 @@ enum Attempt {
     Done,
     Posted,
     Busy(RetryReason),
-    /// It has to go through the backlog: it waits for an event, or for a copy.
+    /// The operation has to go through the backlog: it waits for an event, or for a copy.
     Park,
 }
 

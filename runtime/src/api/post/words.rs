@@ -96,7 +96,7 @@ impl Post<'_, Atomic<'_>> {
     }
 }
 
-/// Fires when the owner of a region has sent its place, or refused it.
+/// Event that fires when the owner of a region has sent its place, or refused it.
 struct Told(Arc<Remote>);
 
 impl EventState for Told {

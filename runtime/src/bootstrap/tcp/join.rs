@@ -310,7 +310,7 @@ fn wait(channel: &TcpChannel, events: PollFlags, deadline: Instant) -> bool {
     !matches!(poll(&mut fds, limit.as_ref()), Ok(0))
 }
 
-/// Said by both sides.
+/// The reason that both sides give.
 pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to \
     the same text on all ranks, or on none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be \
     the same; or it is of another job: give each its own MASTER_PORT or CARRACK_PORT";

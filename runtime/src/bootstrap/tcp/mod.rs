@@ -88,7 +88,7 @@ pub struct FromEnvironment {
     place_on_node: u32,
     job: JobId,
     client: Client,
-    /// At rank 0: what ends the store's thread, and the thread.
+    /// Descriptor that ends the store's thread, and the thread, at rank 0.
     store: Option<(OwnedFd, JoinHandle<()>)>,
     owner: Owner,
     /// The launcher's, which is told of this rank's end.

@@ -55,7 +55,7 @@ pub(super) struct Store {
     key: Key,
     claim: Claim,
     server: Server,
-    /// By rank. Rank 0 is this process.
+    /// Members by rank. Rank 0 is this process.
     members: Vec<Option<Member>>,
     /// Source address of each.
     came_from: Vec<Option<SocketAddr>>,
@@ -64,7 +64,7 @@ pub(super) struct Store {
     /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
     shut_until: Option<Instant>,
-    /// Where rank 0 has ended and others are still told why: the time of the store's end.
+    /// Time of the store's end, where rank 0 has ended and others are still told why.
     lingers_until: Option<Instant>,
     events: Arc<OwnedFd>,
     stop: OwnedFd,

@@ -71,9 +71,9 @@ const AT_ONCE: usize = 2;
 /// An event that the peer should not have caused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Violation {
-    /// It answers what was not sent to it: reported, and otherwise without effect.
+    /// The event answers what was not sent to the peer: reported, and otherwise without effect.
     Stray,
-    /// It breaks the protocol, for this reason.
+    /// The event breaks the protocol, for this reason.
     Broken(&'static str),
 }
 

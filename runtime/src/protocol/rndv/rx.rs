@@ -40,9 +40,9 @@ pub(crate) enum Ask {
 /// The way of its bytes.
 #[derive(Debug)]
 enum Method {
-    /// In fragments that the CPU copies.
+    /// Fragments that the CPU copies.
     Fragments,
-    /// In fragments, by way of blocks that an engine empties.
+    /// Fragments, by way of blocks that an engine empties.
     Staged,
     /// The sender's NIC writes all of it.
     Whole,
@@ -71,7 +71,7 @@ pub(crate) enum RxEvent {
     Begin(Way),
     /// A fragment of `len` bytes has come.
     Fragment { offset: u64, len: usize },
-    /// There are blocks for bytes up to here.
+    /// Blocks are free for bytes up to here.
     Blocks(usize),
     /// All bytes are in place: an engine or the kernel has copied the last.
     Placed,
@@ -87,7 +87,7 @@ pub(crate) enum RxEvent {
     NotShown,
     /// The sender, or the owner of the memory, has ended it.
     Fin(Verdict),
-    /// Its deadline has passed.
+    /// The transfer's deadline has passed.
     Expired,
     /// The peer is gone.
     Down,

@@ -31,7 +31,7 @@ pub(crate) struct Tx {
 /// The way of its bytes.
 #[derive(Debug)]
 enum Method {
-    /// Not known: the RTS has no answer yet, or the receiver copies them.
+    /// An unknown way: the RTS has no answer yet, or the receiver copies the bytes.
     Offered,
     Fragments {
         /// The receiver's name for the message.

@@ -61,9 +61,9 @@ impl Operation {
 /// Bytes of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in super::super) enum Data {
-    /// In registered memory.
+    /// Bytes in registered memory.
     Pieces(Vec<Piece>),
-    /// Copied when it was posted.
+    /// Bytes that were copied when the request was posted.
     Inline(Vec<u8>),
 }
 
@@ -78,7 +78,7 @@ pub(in super::super) struct Work {
     /// Number of the request in its queue.
     pub(super) number: u64,
     pub(super) depth: Arc<Depth>,
-    /// Its first packet's number, and the number of its packets, once it was begun.
+    /// Number of the first packet, and the number of packets, once the work was begun.
     span: Option<(Sequence, u32)>,
     /// Status with which it ends when everything before it has ended.
     failed: Option<ibv_wc_status>,

@@ -81,7 +81,7 @@ pub struct Resident<L: Launcher> {
     copies: AtomicU64,
 }
 
-/// Held while a thread gives a command, or launches a kernel.
+/// Lock that is held while a thread gives a command, or launches a kernel.
 #[derive(Default)]
 struct Turn {
     /// The last kernel that was launched.

@@ -1,5 +1,5 @@
 //! The kernel's side of the lease: when it ends, and that it takes no command afterwards. The
-//! fake's kernel is this code; NVIDIA's, `cuda/copier.ptx`, is the same in another language.
+//! simulated GPU runs this code; NVIDIA's `cuda/copier.ptx` is the same in another language.
 //!
 //! A kernel that leaves says so, and then looks once more. A host that gives a command writes it,
 //! and then reads whether the kernel is leaving. All agree on the order of both, so either the

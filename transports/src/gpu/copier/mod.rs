@@ -76,16 +76,16 @@ pub fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
 pub enum CopierState {
     /// No copier was asked for.
     Off,
-    /// It was asked for. The device's first copy shows if it is available.
+    /// The program wants a copier. The device's first copy shows if it is available.
     Wanted,
-    /// It takes copies. The counts began with its set-up.
+    /// The copier takes copies. The counts began with its set-up.
     On {
         /// Kernels that were launched.
         launches: u64,
         /// Copies that were given to them.
         copies: u64,
     },
-    /// It was asked for, and is not available, for the reason given.
+    /// The copier is wanted, and not available, for the reason given.
     Refused(String),
 }
 

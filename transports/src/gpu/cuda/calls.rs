@@ -26,7 +26,7 @@ macro_rules! calls {
         pub(super) struct Calls {
             /// Path of the library.
             pub(super) path: String,
-            /// Never closed: the driver has threads and exit handlers of its own.
+            /// Library, never closed: the driver has threads and exit handlers of its own.
             _library: ManuallyDrop<Library>,
             $($name: Option<unsafe extern "C" fn($($type),*) -> c_int>,)*
             $($question: Option<unsafe extern "C" fn($kind) -> c_int>,)*

@@ -191,7 +191,7 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     pushed: Option<&'a Context>,
-    /// Dropped after the context is popped. It keeps the guard in its thread, to which the context
+    /// Guard, dropped after the context is popped. It stays in its thread, to which the context
     /// belongs.
     _relaxed: Relaxed<'a>,
 }

@@ -27,7 +27,7 @@ pub struct CudaGpu {
     pub(super) shared: &'static Shared,
     pub(super) info: GpuInfo,
     pub(super) device: Device,
-    /// Created when first needed: a context takes time and hundreds of MiB of the device.
+    /// Objects for work, created when first needed: a context takes time and hundreds of MiB.
     work: OnceLock<Work>,
     making: Mutex<()>,
     /// Result of the trial for fabric memory, once made: the refusal, or `None`.

@@ -201,9 +201,9 @@ impl fmt::Debug for CudaDriver {
 pub(super) struct Shared {
     pub(super) calls: &'static Calls,
     version: c_int,
-    /// Listed once CUDA is initialised; each works in its primary context.
+    /// Devices, listed once CUDA is initialised; each works in its primary context.
     gpus: OnceLock<Vec<Arc<CudaGpu>>>,
-    /// Held while the devices are listed.
+    /// Lock that is held while the devices are listed.
     listing: Mutex<()>,
     /// Devices in contexts of the user's own. The context's number tells a reused handle from the
     /// old one.
@@ -211,7 +211,7 @@ pub(super) struct Shared {
     pub(super) opened: Opened,
     /// Number of pointer attributes that this driver knows.
     pub(super) attributes: AtomicUsize,
-    /// Opened for the first report that needs it.
+    /// Links between devices, opened for the first report that needs them.
     links: OnceLock<Option<Links>>,
     /// Connections from a context to its device, as the environment says.
     connections: usize,

@@ -2,11 +2,11 @@
 
 use crate::gpu::GpuError;
 
-/// Not the driver's: there is no library to ask.
+/// Code of this crate: there is no library to ask.
 pub(super) const NO_LIBRARY: i32 = -1;
-/// Not the driver's: its library lacks the call.
+/// Code of this crate: the driver's library lacks the call.
 pub(super) const MISSING_CALL: i32 = -2;
-/// Not the driver's: it is older than the oldest that this code knows.
+/// Code of this crate: the driver is older than the oldest that this code knows.
 pub(super) const TOO_OLD: i32 = -3;
 
 pub(super) const INVALID_VALUE: i32 = 1;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Raw {
     home: Arc<Home>,
     raw: EventHandle,
-    /// Returned to the home's pool when dropped; else destroyed.
+    /// Set if the event returns to the home's pool when dropped; else it is destroyed.
     pooled: bool,
 }
 

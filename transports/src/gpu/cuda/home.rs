@@ -30,7 +30,7 @@ thread_local! {
 pub(super) struct Home {
     pub(super) lanes: [Lane; 4],
     pub(super) copies: AllCopies,
-    /// Takes work that the legacy default stream refuses.
+    /// Stream for work that the legacy default stream refuses.
     beside: OnceLock<StreamHandle>,
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
@@ -50,7 +50,7 @@ pub(super) struct Home {
     pub(super) kept: Kept,
     /// Set if the device has pinned and registered host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
-    /// Held while one of the above is created, so that none is created twice.
+    /// Lock that is held while one of the above is created, so that none is created twice.
     setup: Mutex<()>,
     pub(super) context: Context,
 }

@@ -34,7 +34,7 @@ pub(super) struct Lane {
     pub(super) stream: OnceLock<StreamHandle>,
     /// Copies that the stream was given. Each is counted once the driver has it.
     given: AtomicU64,
-    /// Of these, the copies that are known to have ended.
+    /// Copies among these that are known to have ended.
     done: AtomicU64,
     /// The event that was recorded last, until it is seen to have fired.
     mark: TryLock<Option<Mark>>,

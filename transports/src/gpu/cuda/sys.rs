@@ -20,7 +20,7 @@ macro_rules! handles {
         pub(super) struct $name(pub(super) usize);
 
         impl $name {
-            /// Not a handle.
+            /// Null, which is no handle.
             pub(super) const NULL: Self = Self(0);
         }
     )*};

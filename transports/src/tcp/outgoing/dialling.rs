@@ -27,7 +27,7 @@ pub(in crate::tcp) struct Dialling {
     pub(super) until: Instant,
     /// Message after both sides are proved.
     hello: Hello,
-    /// Until both sides are proved.
+    /// Greeting, until both sides are proved.
     greeting: Option<Box<Greeting>>,
 }
 

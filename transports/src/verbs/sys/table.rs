@@ -159,7 +159,7 @@ pub trait Answer {
     fn good(self) -> Result<Self::Good, i32>;
 }
 
-/// 0, or the code itself, or -1 with the code in `errno`: all three are recognised.
+/// Success as 0, failure as the code itself, or as -1 with the code in `errno`: all are recognised.
 impl Answer for c_int {
     type Good = ();
 
@@ -190,7 +190,7 @@ impl<T> Answer for *mut T {
     }
 }
 
-/// As above.
+/// Null, with the code in `errno`.
 impl<T> Answer for *const T {
     type Good = Self;
 
@@ -199,7 +199,7 @@ impl<T> Answer for *const T {
     }
 }
 
-/// Cannot fail.
+/// Nothing: the function cannot fail.
 impl Answer for () {
     type Good = ();
 
@@ -213,7 +213,7 @@ pub struct Verbs {
     functions: Functions,
     /// Name in reports: the library's file.
     name: Cow<'static, str>,
-    /// Never closed: its drivers have threads and exit handlers of their own.
+    /// Library, never closed: its drivers have threads and exit handlers of their own.
     _library: Option<ManuallyDrop<Library>>,
     forks: Once,
 }

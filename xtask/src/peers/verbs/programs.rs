@@ -20,7 +20,7 @@ const SERVER: &str = "10.77.0.2";
 const PERFTEST_PORT: u16 = 18515;
 const UCX_PORT: u16 = 13337;
 
-/// For one run, on a machine that has others to do.
+/// Time for one run, on a machine that has others to do.
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// Seconds by which [`ucx::between`] comes to the same limit.

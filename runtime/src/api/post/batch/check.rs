@@ -46,11 +46,11 @@ pub(super) struct HostRun<'p> {
 /// The way of pieces between two regions.
 #[derive(Clone, Copy)]
 enum Way<'p> {
-    /// With others of that number in the plan. The mapped region, and where in it the remote one
-    /// begins.
+    /// One operation with the other pieces of that number in the plan. The mapped region, and where
+    /// in it the remote one begins.
     Together(usize, &'p Region, usize),
     Host(&'p Region, usize),
-    /// By their owner, many in one message.
+    /// The region's owner moves the bytes, many pieces in one message.
     ByOwner,
     Alone,
 }

@@ -96,7 +96,7 @@ impl fmt::Debug for CompletionChannel {
 /// A queue of completions.
 pub struct CompletionQueue {
     raw: Handle<ibv_cq>,
-    /// Also the lock for resizing.
+    /// Number of places; also the lock for resizing.
     depth: Mutex<u32>,
     channel: Option<Arc<CompletionChannel>>,
     context: Arc<Context>,

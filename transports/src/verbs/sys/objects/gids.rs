@@ -16,11 +16,11 @@ pub struct GidIndex(pub u8);
 /// Kind of an address, which decides the format of packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GidKind {
-    /// On InfiniBand.
+    /// InfiniBand.
     Infiniband,
-    /// On Ethernet, in frames of their own.
+    /// Ethernet, in frames of RoCE's own.
     RoceV1,
-    /// On Ethernet, in UDP datagrams: these are routed.
+    /// Ethernet, in UDP datagrams: these are routed.
     RoceV2,
 }
 

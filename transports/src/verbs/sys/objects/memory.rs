@@ -30,9 +30,9 @@ impl Access {
     pub const REMOTE_READ: Self = Self(IBV_ACCESS_REMOTE_READ);
     /// Peers do atomic operations on it.
     pub const REMOTE_ATOMIC: Self = Self(IBV_ACCESS_REMOTE_ATOMIC);
-    /// It stays pageable: the device faults. Not every device supports that.
+    /// Memory stays pageable: the device faults. Not every device supports that.
     pub const ON_DEMAND: Self = Self(IBV_ACCESS_ON_DEMAND);
-    /// Writes to it may become visible out of order, except the completion, which comes after
+    /// Writes to memory may become visible out of order, except the completion, which comes after
     /// them. A kernel or library that does not know this flag ignores it.
     pub const RELAXED_ORDERING: Self = Self(IBV_ACCESS_RELAXED_ORDERING);
 
