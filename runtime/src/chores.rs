@@ -34,9 +34,6 @@ pub(crate) enum Chore {
     Complaints = 1 << 18,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
-    /// Of the whole runtime: regions that NICs of other ranks reach, and whose registration has
-    /// ended.
-    Withdrawals = 1 << 15,
     /// Of the whole runtime: atomic operations on words of GPUs.
     Words = 1 << 12,
     /// Of the whole runtime: a signal has asked for the list of pending operations.
@@ -44,8 +41,7 @@ pub(crate) enum Chore {
 }
 
 /// The chores of a runtime before it polls a device.
-pub(crate) const SELDOM: Bit =
-    Bit(Chore::Deadlines as usize | Chore::Words as usize | Chore::Withdrawals as usize);
+pub(crate) const SELDOM: Bit = Bit(Chore::Deadlines as usize | Chore::Words as usize);
 
 impl From<Chore> for Bit {
     #[inline(always)]
