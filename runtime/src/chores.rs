@@ -34,9 +34,6 @@ pub(crate) enum Chore {
     Complaints = 1 << 18,
     /// Ranks that are silent, of the whole runtime.
     Suspects = 1 << 9,
-    /// Regions of the whole runtime that NICs of other ranks reach, and whose registration has
-    /// ended.
-    Withdrawals = 1 << 15,
     /// Atomic operations on words of GPUs, of the whole runtime.
     Words = 1 << 12,
     /// A signal's request for the list of pending operations, of the whole runtime.
@@ -44,8 +41,7 @@ pub(crate) enum Chore {
 }
 
 /// The chores of a runtime before it polls a device.
-pub(crate) const SELDOM: Bit =
-    Bit(Chore::Deadlines as usize | Chore::Words as usize | Chore::Withdrawals as usize);
+pub(crate) const SELDOM: Bit = Bit(Chore::Deadlines as usize | Chore::Words as usize);
 
 impl From<Chore> for Bit {
     #[inline(always)]

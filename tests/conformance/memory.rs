@@ -284,8 +284,13 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
         let fresh = RemoteKey::from_bytes(&used.to_bytes()).unwrap();
         ground.ranks[1].deregister_memory(ground.mr.take().unwrap());
         if J::IS_RDMA {
-            // Until the other rank hears of it its NIC may go on: the memory stays as long.
-            settle(&ground.ranks);
+            // Its NIC may go on until the other rank hears of it, by a message of the owner's.
+            let heard = Sink::keeping();
+            let mut receive = ground.ranks[0].post_recv(Rank(1), vec![0; 1], Tag(0)).comp(&heard);
+            let _ = receive.try_submit().unwrap();
+            let send = || ground.ranks[1].post_send(Rank(0), b"x", Tag(0)).try_submit();
+            assert!(posted(&ground.ranks, send).is_done());
+            until(&ground.ranks[..1], || heard.count() == 1);
         }
         // Another region in its place must not be taken for it.
         let other = ground.ranks[1].register_memory(&ground.region).unwrap();

@@ -60,11 +60,12 @@ impl Runtime {
     /// GPUs. Allocators call this before, and begin no operation there in between. The process
     /// forgets the addresses, registrations that overlap the range end, and the exposure to peers
     /// for messages is withdrawn. Operations that peers begin afterwards are stale; none of them
-    /// reaches new memory at these addresses.
+    /// reaches new memory at these addresses. Over a NIC they are stale as those behind an
+    /// [`Mr`](crate::Mr)'s end.
     ///
-    /// `Ok` means that no known user has the memory any more. Raw regions of GPU memory and
-    /// mappings of other processes are counted, raw regions of host memory are not. An unknown
-    /// range costs a lock and a lookup.
+    /// `Ok` means that no known user has the memory any more. Raw regions of GPU memory, mappings
+    /// of other processes and NICs of other ranks are counted, raw regions of host memory are not.
+    /// An unknown range costs a few locks and lookups.
     ///
     /// # Errors
     /// It is still in use: see [`StillInUse`]. Everything is withdrawn all the same, and a later
@@ -75,10 +76,14 @@ impl Runtime {
             return Ok(());
         }
         let range = addr..addr.saturating_add(len);
-        let registrations = here().iter().map(|inner| inner.regions.withdraw(&range)).sum();
+        let (registrations, by_nics) = here().iter().fold((0, 0), |(ended, leaving), inner| {
+            let found = inner.regions.withdraw(&range);
+            (ended + found.0, leaving + found.1)
+        });
         let Withdrawn { regions, processes } = withdraw(addr, len);
-        let found = StillInUse { addr, len, registrations, regions, processes };
-        let is_free = registrations == 0 && found.regions == 0 && found.processes.is_empty();
+        let found = StillInUse { addr, len, registrations, by_nics, regions, processes };
+        let is_free =
+            registrations + by_nics == 0 && found.regions == 0 && found.processes.is_empty();
         if is_free { Ok(()) } else { Err(found) }
     }
 }

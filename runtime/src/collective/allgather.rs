@@ -63,6 +63,7 @@ async fn allgather(call: &Call<'_>, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, Colle
     let (place, count) = (u64::from(call.place()), u64::from(call.count()));
     let each = mine.len();
     call.contributes(each);
+    call.revoked().await?;
     // Contributions from this place on, round the ring: the i-th is that of the member i places on.
     let mut have = mine;
     let (mut step, mut distance) = (0, 1_u64);

@@ -18,15 +18,13 @@ impl Group {
     /// See [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
         let call = Call::begin_blocking(self, What::Barrier, Rank(0))?;
-        let steps = (0..).map_while(|step| Some((step, partners(&call, step)?)));
-        let mut here = Ok(());
-        for (step, (to, from)) in steps {
-            call.tell(to, step, 0);
-            here = call.hear_tick(from, step);
-            if here.is_err() {
-                break;
-            }
-        }
+        let mut steps = (0..).map_while(|step| Some((step, partners(&call, step)?)));
+        let here = call.revoke().and_then(|()| {
+            steps.try_for_each(|(step, (to, from))| {
+                call.tell(to, step, 0);
+                call.hear_tick(from, step)
+            })
+        });
         call.conclude(here)
     }
 
@@ -51,6 +49,7 @@ fn partners(call: &Call<'_>, step: u32) -> Option<(u32, u32)> {
 
 async fn barrier(call: &Call<'_>) -> Result<(), CollectiveError> {
     let mut step = 0;
+    call.revoked().await?;
     while let Some((to, from)) = partners(call, step) {
         call.tell(to, step, 0);
         call.hear(from, step).await?;

@@ -66,6 +66,7 @@ async fn broadcast(call: &Call<'_>, root: Rank, bytes: Bytes) -> Result<Vec<u8>,
     while bit > 0 {
         if mine + bit < count {
             let child = at(mine + bit);
+            call.revoked().await?;
             call.tell(child, 0, bytes.len() as u64);
             if !bytes.is_empty() {
                 call.send(child, 0, bytes.clone()).await?;

@@ -238,6 +238,33 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Waits, before the first note to a member, until the NIC of no member reaches a region of
+    /// this rank whose registration has ended. Otherwise a member could hear of this operation by
+    /// another one, ahead of the withdrawal.
+    pub(super) async fn revoked(&self) -> Result<(), CollectiveError> {
+        let regions = &self.runtime.0.regions;
+        if !regions.is_leaving() {
+            return Ok(());
+        }
+        let is_member = |rank| self.place_of(rank).is_some();
+        let released = poll_fn(|context| {
+            self.board.listen(context.waker());
+            match regions.is_leaving_to(is_member) {
+                true => Poll::Pending,
+                false => Poll::Ready(()),
+            }
+        });
+        self.unless_trouble(released).await
+    }
+
+    /// Waits as [`revoked`](Self::revoked), on a thread that does nothing else.
+    pub(super) fn revoke(&self) -> Result<(), CollectiveError> {
+        match self.runtime.0.regions.is_leaving() {
+            true => self.drive(self.revoked()),
+            false => Ok(()),
+        }
+    }
+
     /// Waits for a barrier's note, on a thread that does nothing else: tests one word until
     /// another event.
     pub(super) fn hear_tick(&self, from: u32, step: u32) -> Result<(), CollectiveError> {

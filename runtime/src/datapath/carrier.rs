@@ -61,7 +61,7 @@ impl Carrier {
             devices: RwLock::default(),
             has_further_devices: AtomicBool::new(false),
             making_devices: Mutex::new(()),
-            regions: Arc::new(Regions::new(chores)),
+            regions: Arc::new(Regions::new()),
             noting_off: Mutex::new(()),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             absent: Absent::new(),

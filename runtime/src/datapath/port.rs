@@ -13,6 +13,7 @@ use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::{Holder, OpContext};
 use crate::peer::Endpoint;
 use crate::protocol::wire::Control;
+use crate::region::direct::Withdraws;
 use carrack_transports::contract::Header;
 use carrack_transports::mem::{Buffer, Packet, PacketPool, SmallBytes};
 use std::ops::Deref;
@@ -73,6 +74,15 @@ impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let lanes: Vec<_> = self.0.lanes.iter().map(|lane| lane.transport).collect();
         write!(f, "Device(#{}, {})", self.0.index, lanes.join("+"))
+    }
+}
+
+impl Withdraws for Port {
+    fn withdraw(&self, user: Rank, region: u64) {
+        // The user was answered, so there is a route.
+        let Some(route) = self.known_route(user) else { return };
+        let (header, payload) = Control::Withdraw { region }.encode();
+        self.send_control(route, route.linked(), header, payload, || None);
     }
 }
 

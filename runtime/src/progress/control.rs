@@ -12,7 +12,6 @@ use crate::protocol::header::Message;
 use crate::protocol::rma::{Agent, agent};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Request, Rts, Verdict};
-use crate::region::direct::Withdrawal;
 use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::{Header, Payload};
 use carrack_transports::mem::copy::check_kinds;
@@ -102,6 +101,8 @@ impl Pass<'_> {
             }
             Control::Release { region } => {
                 self.inner.regions.let_go(Some((region, self.device.index)), from);
+                // Collectives may wait for it.
+                self.inner.boards.wake();
             }
         }
         Ok(())
@@ -186,12 +187,16 @@ impl Pass<'_> {
         let linked =
             route.and_then(|route| route.linked()).filter(|linked| linked.caps.remote_memory);
         let link = linked.map(|linked| &*linked.link);
-        let place = self.inner.regions.tell(region, (self.device.index, from), link);
-        let answer = match place {
-            Some((place, len)) => Control::Here { region, place, len },
-            None => Control::Nowhere { region },
-        };
-        self.device.control(self.inner, from, answer);
+        let answer = |answer| self.device.control(self.inner, from, answer);
+        let here = |place, len| answer(Control::Here { region, place, len });
+        let devices = self.inner.devices().clone();
+        let index = self.device.index;
+        let told = devices.get(index as usize).and_then(|device| {
+            self.inner.regions.tell(region, (index, from), (&device.0, link), here)
+        });
+        if told.is_none() {
+            answer(Control::Nowhere { region });
+        }
     }
 
     /// Tells the owner of a region that this rank does not use it any more, once no operation on
@@ -207,17 +212,6 @@ impl Pass<'_> {
         // operations also use another link.
         let operation = OpContext::of_runtime(owner, Tag::default(), 0, None);
         device.flush(self.inner, Flush { before, operation, releases: Some(region) });
-    }
-
-    /// Tells the ranks that know a registration that it has ended.
-    #[cold]
-    pub(crate) fn withdraw_regions(&mut self) {
-        let devices = self.inner.devices().clone();
-        for Withdrawal { number: region, device, rank } in self.inner.regions.withdrawals() {
-            if let Some(device) = devices.iter().find(|other| other.0.index == device) {
-                device.0.control(self.inner, rank, Control::Withdraw { region });
-            }
-        }
     }
 }
 

@@ -289,9 +289,6 @@ impl Pass<'_> {
         if chores.has(Chore::Words) {
             self.moved |= self.inner.move_words();
         }
-        if chores.has(Chore::Withdrawals) {
-            self.withdraw_regions();
-        }
     }
 
     /// Begins copies of large messages in the call that learns of them.

@@ -5,7 +5,7 @@
 //!   ask (region) ─────────────────────►  registers the region with its NIC, and notes the user
 //!   ◄─────── told (region, place, length)
 //!   the NIC writes and reads
-//!                                        the registration ends
+//!                                        the registration ends, within the call that ends it
 //!   ◄────────────────── withdraw (region)
 //!   let go (region) ──────────────────►  after its last operation there; after the last user's,
 //!                                        the NIC deregisters the region
@@ -15,16 +15,21 @@
 //! owner knows every rank that has a region's place, and keeps the NIC's registration while one
 //! may use it. Until a rank has the place, and for operations that a NIC does not take, the
 //! owner's progress carries them out.
+//!
+//! A withdrawal goes ahead of all that the owner sends the user afterwards. Collectives of the
+//! owner wait until their members have let go, since a third rank may be faster than a withdrawal.
 
 use super::Regions;
-use crate::chores::{Chore, Chores, Waiting};
+use crate::chores::Waiting;
 use crate::names::Rank;
 use carrack_transports::contract::{Exposed, Link, RemotePlace};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::{Buffer, CopyError, MemKind};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 /// The knowledge of a peer's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,20 +118,22 @@ impl Remotes {
     }
 }
 
+/// A device through which other ranks are told of regions.
+pub(crate) trait Withdraws: Send + Sync {
+    /// Tells a rank that the registration of a region has ended.
+    fn withdraw(&self, user: Rank, region: u64);
+}
+
 /// A region of this rank that NICs of others reach.
 struct Shown {
     exposed: Arc<dyn Exposed>,
-    /// The device through which they reach it.
+    /// Its addresses.
+    range: Range<usize>,
+    /// The device through which they reach it, after its number.
     device: u32,
+    through: Weak<dyn Withdraws>,
     /// The ranks that know of it.
     by: Vec<Rank>,
-}
-
-/// The news for a rank that a region's registration has ended.
-pub(crate) struct Withdrawal {
-    pub(crate) number: u64,
-    pub(crate) device: u32,
-    pub(crate) rank: Rank,
 }
 
 /// The places that other ranks were told.
@@ -134,8 +141,8 @@ pub(super) struct AllTold {
     /// Places, with a count: that of regions in GPU memory whose GPUs need a flush before NICs'
     /// writes are visible.
     told: Waiting<Told>,
-    /// The ranks to tell that registrations have ended.
-    withdrawals: Waiting<Vec<Withdrawal>>,
+    /// The number of regions that leave.
+    leaving: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -155,57 +162,63 @@ impl Told {
 }
 
 impl AllTold {
-    pub(super) fn new(chores: &Chores) -> Self {
-        Self {
-            told: Waiting::new(),
-            withdrawals: Waiting::for_progress(chores, Chore::Withdrawals),
-        }
+    pub(super) fn new() -> Self {
+        Self { told: Waiting::new(), leaving: AtomicUsize::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Told> {
         self.told.lock()
     }
 
-    /// Updates the count after a region was shown or removed.
+    /// Updates the counts after a region was shown or removed.
     fn count(&self, told: &Told) {
         self.told.set_count(told.flushes().count());
+        self.leaving.store(told.leaving.len(), Ordering::Release);
     }
 
-    /// Ends a registration: the ranks that know of it will be told.
+    /// Ends a registration, and tells the ranks that know of it.
     pub(super) fn withdraw(&self, number: u64) {
         let mut told = self.lock();
         let Some(shown) = told.standing.remove(&number) else { return };
         // Entries without users, as those ranks are gone.
         let (unused, used): (Vec<_>, Vec<_>) = shown.into_iter().partition(|one| one.by.is_empty());
-        let mut withdrawals = self.withdrawals.lock();
-        for one in used {
-            let device = one.device;
-            withdrawals.extend(one.by.iter().map(|&rank| Withdrawal { number, device, rank }));
-            told.leaving.push((number, one));
+        // Under the lock, so behind the answer with the place.
+        let devices: Vec<_> = used.iter().map(|one| one.through.upgrade()).collect();
+        for (one, device) in used.iter().zip(&devices) {
+            let Some(device) = device else { continue };
+            one.by.iter().for_each(|&rank| device.withdraw(rank, number));
         }
-        self.withdrawals.set_count(withdrawals.len());
-        drop(withdrawals);
+        told.leaving.extend(used.into_iter().map(|one| (number, one)));
         self.count(&told);
         drop(told);
-        // Without the locks: the drop of a region may run any code.
-        drop(unused);
+        // Without the lock: the drop of a region or a device may run any code.
+        drop((unused, devices));
+    }
+
+    /// Counts the ended registrations of a range of addresses that NICs of other ranks reach.
+    pub(super) fn count_leaving(&self, range: &Range<usize>) -> usize {
+        let told = self.lock();
+        let reaches = |one: &Shown| one.range.start < range.end && range.start < one.range.end;
+        told.leaving.iter().filter(|(_, one)| reaches(one)).count()
     }
 }
 
 impl Regions {
-    /// Returns the place of a region for a rank, by the NIC of the link to that rank. `None`: there
-    /// is no such region or NIC, or the NIC refuses the region.
+    /// Answers a rank with the place and the length of a region, by the NIC of the link to that
+    /// rank. `None`: there is no such region or NIC, or the NIC refuses the region.
     pub(crate) fn tell(
         &self,
         number: u64,
         (device, rank): (u32, Rank),
-        link: Option<&dyn Link>,
-    ) -> Option<(RemotePlace, u64)> {
-        // Checked first: if the registration ends meanwhile there is no region, and no rank gets a
-        // place without this.
-        let words = self.words(number);
-        let region = self.find(number, 0, 0).ok()?.region().clone();
+        (through, link): (&Arc<impl Withdraws + 'static>, Option<&dyn Link>),
+        answer: impl FnOnce(RemotePlace, u64),
+    ) -> Option<()> {
+        // Declared first: it is dropped without the lock.
+        let region;
         let mut told = self.told.lock();
+        // Under the lock: if the registration ends from now on, the withdrawal finds the entry.
+        let words = self.words(number);
+        region = self.find(number, 0, 0).ok()?.region().clone();
         let shown = told.standing.entry(number).or_default();
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
@@ -216,7 +229,11 @@ impl Regions {
                 None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
             };
             match exposed {
-                Ok(exposed) => shown.push(Shown { exposed, device, by: Vec::new() }),
+                Ok(exposed) => {
+                    let range = region.addr()..region.addr().saturating_add(region.len());
+                    let (through, by) = (Arc::downgrade(through), Vec::new());
+                    shown.push(Shown { exposed, range, device, through, by });
+                }
                 Err((why, _)) => {
                     tracing::info!(why, "a region is not made known to the NIC");
                     return None;
@@ -228,15 +245,9 @@ impl Regions {
         if !one.by.contains(&rank) {
             one.by.push(rank);
         }
-        let place = one.exposed.place();
+        answer(one.exposed.place(), region.len() as u64);
         self.told.count(&told);
-        drop(told);
-        // The registration may have ended meanwhile: the region is then withdrawn behind this
-        // answer.
-        if self.find(number, 0, 0).is_err() {
-            self.told.withdraw(number);
-        }
-        Some((place, region.len() as u64))
+        Some(())
     }
 
     /// Flushes NICs' writes to regions in GPU memory, on GPUs that need it.
@@ -261,11 +272,16 @@ impl Regions {
         Ok(())
     }
 
-    /// Takes the ranks to tell that registrations have ended.
-    pub(crate) fn withdrawals(&self) -> Vec<Withdrawal> {
-        let mut withdrawals = self.told.withdrawals.lock();
-        self.told.withdrawals.set_count(0);
-        std::mem::take(&mut withdrawals)
+    /// Returns `true` if NICs of some ranks reach regions whose registration has ended.
+    #[inline]
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.told.leaving.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns `true` if the NIC of such a rank reaches a region whose registration has ended.
+    pub(crate) fn is_leaving_to(&self, is_such: impl Fn(Rank) -> bool) -> bool {
+        let told = self.told.lock();
+        told.leaving.iter().any(|(_, one)| one.by.iter().any(|&rank| is_such(rank)))
     }
 
     /// Notes that a rank does not use a region of a device any more, or no region at all after its

@@ -26,6 +26,11 @@ use table::Keys;
 /// A registered region. The registration ends when this is dropped, or by
 /// [`Runtime::deregister_memory`](crate::Runtime::deregister_memory). Operations that other ranks
 /// begin afterwards fail, and the memory is given back once no process has it mapped.
+///
+/// A NIC that meets an invalid key ends its connection. So the owner's NIC keeps the key until the
+/// ranks that use it have answered the withdrawal, which is sent before the drop returns. An
+/// operation by such a NIC fails if it begins behind a collective of both ranks that the owner
+/// entered after the drop, or behind a later message of the owner's on the same device.
 #[must_use = "a registration ends when this is dropped"]
 pub struct Mr {
     region: Region,

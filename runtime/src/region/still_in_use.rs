@@ -12,6 +12,8 @@ pub struct StillInUse {
     pub len: usize,
     /// Registrations that this call has ended: operations of peers are stale from now on.
     pub registrations: usize,
+    /// Ended registrations that NICs of other ranks reach until these ranks make progress.
+    pub by_nics: usize,
     /// Allocations of GPUs of which this process has raw regions, in operations or in its own
     /// hands.
     pub regions: usize,
@@ -23,12 +25,19 @@ impl std::error::Error for StillInUse {}
 
 impl fmt::Display for StillInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { addr, len, registrations, regions, processes } = self;
+        let Self { addr, len, registrations, by_nics, regions, processes } = self;
         write!(f, "{len} bytes at {addr:#x} must not be freed yet:")?;
         if *registrations > 0 {
             write!(
                 f,
                 " {registrations} registrations stood over them, and are ended: deregister first;"
+            )?;
+        }
+        if *by_nics > 0 {
+            write!(
+                f,
+                " NICs of other ranks reach {by_nics} of its ended registrations: let those ranks \
+                make progress;"
             )?;
         }
         if *regions > 0 {

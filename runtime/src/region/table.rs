@@ -2,7 +2,6 @@
 
 use super::direct::AllTold;
 use super::{Region, RegionSlice};
-use crate::chores::Chores;
 use crate::error::RegisterError;
 use crate::protocol::rkey::{number, of_number};
 use carrack_transports::contract::{Exported, Exposed, WireKey};
@@ -98,14 +97,9 @@ pub(crate) enum Refusal {
 }
 
 impl Regions {
-    pub(crate) fn new(chores: &Chores) -> Self {
+    pub(crate) fn new() -> Self {
         let first = RandomState::new().build_hasher().finish() as u32;
-        Self {
-            slots: Mutex::default(),
-            told: AllTold::new(chores),
-            first,
-            by_nic: AtomicUsize::new(0),
-        }
+        Self { slots: Mutex::default(), told: AllTold::new(), first, by_nic: AtomicUsize::new(0) }
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -154,8 +148,8 @@ impl Regions {
     }
 
     /// Ends the registrations that overlap a range of addresses, even if their `Mr` still exists.
-    /// Returns their number.
-    pub(crate) fn withdraw(&self, range: &Range<usize>) -> usize {
+    /// Returns their number, and that of ended ones that NICs of other ranks reach.
+    pub(crate) fn withdraw(&self, range: &Range<usize>) -> (usize, usize) {
         let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
         let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
@@ -171,7 +165,7 @@ impl Regions {
             drop(ended);
             self.told.withdraw(*number);
         }
-        gone.len()
+        (gone.len(), self.told.count_leaving(range))
     }
 
     /// Returns the NIC that is the coherence owner of a region's words. `None` if there is none,
@@ -218,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_number_finds_its_region_and_no_other() {
-        let regions = Regions::new(&Chores::default());
+        let regions = Regions::new();
         let insert = |len| {
             let (index, generation, _) = regions.insert(Region::host(len), None).unwrap();
             (index, generation)
@@ -243,7 +237,7 @@ mod tests {
 
     #[test]
     fn what_reaches_into_a_range_is_withdrawn_and_nothing_else() {
-        let regions = Regions::new(&Chores::default());
+        let regions = Regions::new();
         let whole = Region::host(100);
         let parts =
             [(0, 10), (10, 10), (20, 10)].map(|(at, len)| whole.subregion(at, len).unwrap());
@@ -253,18 +247,18 @@ mod tests {
             (number((index, generation)), keys)
         });
         let stand = || numbers.each_ref().map(|(number, _)| regions.find(*number, 0, 1).is_ok());
-        assert_eq!(regions.withdraw(&(whole.addr() + 30..whole.addr() + 99)), 0);
+        assert_eq!(regions.withdraw(&(whole.addr() + 30..whole.addr() + 99)).0, 0);
         assert_eq!(
-            regions.withdraw(&(whole.addr() + 5..whole.addr() + 5)),
+            regions.withdraw(&(whole.addr() + 5..whole.addr() + 5)).0,
             0,
             "a range of nothing"
         );
-        assert_eq!(regions.withdraw(&(whole.addr() + 9..whole.addr() + 11)), 2);
+        assert_eq!(regions.withdraw(&(whole.addr() + 9..whole.addr() + 11)).0, 2);
         assert_eq!(stand(), [false, false, true]);
         assert_eq!(numbers.each_ref().map(|(_, keys)| keys.named().len()), [0, 0, 1]);
         numbers[0].1.add("late", Exported::new(WireKey(vec![2]), ()));
         assert!(numbers[0].1.named().is_empty(), "what comes too late ends at once");
-        assert_eq!(regions.withdraw(&(0..usize::MAX)), 1);
+        assert_eq!(regions.withdraw(&(0..usize::MAX)).0, 1);
         assert_eq!(stand(), [false; 3]);
     }
 }

@@ -2,11 +2,14 @@
 //! so. No stale key reaches a NIC (it would end the connection), and no rank uses the memory
 //! afterwards.
 
-use super::{nics, ranks};
+use super::{nics, ranks, soon_again};
 use crate::support::{Watchdog, settle, until};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::{CompQueue, Mr, OpError, PostError, Rank, RemoteKey, Runtime, Status, UserContext};
+use carrack::{
+    AwaitError, CompQueue, Mr, OpError, PostError, Rank, RemoteKey, Runtime, Status, Tag,
+    UserContext,
+};
 use carrack_simulators::nic::Config;
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
@@ -135,4 +138,106 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
     let memory = region.downgrade();
     drop(region);
     assert!(memory.is_gone(), "a registration that has ended still keeps the memory");
+}
+
+/// Puts and gets of one rank, one after the other, which have to be stale.
+fn all_are_stale(rank: &Runtime, rmr: &RemoteKey, when: &str) {
+    for round in 0..4 {
+        let ended = match round % 2 {
+            0 => rank.post_get(Rank(1), vec![0; 8], rmr, 0).wait().map(drop),
+            _ => rank.post_put(Rank(1), vec![7; 8], rmr, 0).wait().map(drop),
+        };
+        let is_stale = matches!(
+            ended,
+            Err(AwaitError::Post(PostError::Stale(Rank(1)))
+                | AwaitError::Op(OpError::Stale(Rank(1))))
+        );
+        assert!(is_stale, "{when}: {ended:?}");
+    }
+}
+
+/// Rounds of four ranks that register, use each other's memory and deregister. `agree` comes
+/// after the registration of rank 1 has ended, and before the accesses of the others.
+fn rounds(agree: impl Fn(&Runtime, u64) + Sync) {
+    const ROUNDS: u64 = 100;
+    // In a barrier of four, each rank hears of one only by a third rank.
+    let nics = nics([(); 4].map(|()| Config::default()));
+    let ranks = ranks(&nics, &soon_again());
+    // Some withdrawals come late.
+    nics.iter().for_each(|nic| nic.faults().lose_packets(10));
+    std::thread::scope(|scope| {
+        // A thread that panics drops its rank, which the others notice.
+        for rank in ranks {
+            let agree = &agree;
+            scope.spawn(move || {
+                let rank = &rank;
+                let region = Region::host(4096);
+                for round in 0..ROUNDS {
+                    let mr = rank.register_memory(&region).unwrap();
+                    let keys = rank.exchange_keys(&mr).unwrap();
+                    rank.post_put(Rank(1), vec![1; 8], &keys[1], 0).wait().unwrap();
+                    rank.barrier().unwrap();
+                    drop(mr);
+                    agree(rank, round);
+                    if rank.rank() != Rank(1) {
+                        all_are_stale(rank, &keys[1], &format!("{round}"));
+                    }
+                    rank.barrier().unwrap();
+                    let bytes = region.slice(0, 8).unwrap().to_vec().unwrap();
+                    assert!(bytes != [7; 8], "round {round}: a put has arrived");
+                }
+                assert!(rank.pending().down.is_empty(), "a connection has ended");
+                rank.barrier().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn what_begins_behind_a_barrier_is_stale_if_the_registration_ended_before_it() {
+    let _watchdog = Watchdog::over("stale behind a barrier");
+    rounds(|rank, _| rank.barrier().unwrap());
+}
+
+#[test]
+fn what_begins_behind_other_collectives_is_stale_if_the_registration_ended_before_them() {
+    let _watchdog = Watchdog::over("stale behind collectives");
+    rounds(|rank, round| match round % 3 {
+        0 => rank.block_on(rank.world().barrier_async()).unwrap().unwrap(),
+        1 => drop(rank.world().allgather(&[1]).unwrap()),
+        _ => drop(rank.world().broadcast(Rank(1), &[5; 100]).unwrap()),
+    });
+}
+
+#[test]
+fn what_begins_behind_a_message_of_the_owner_is_stale_if_the_registration_ended_before_it() {
+    let _watchdog = Watchdog::over("stale behind a message");
+    rounds(|rank, round| match rank.rank() {
+        Rank(1) => [0, 2, 3].map(Rank).into_iter().for_each(|to| {
+            drop(rank.post_send(to, b"ended", Tag(round)).wait().unwrap());
+        }),
+        _ => drop(rank.post_recv(Rank(1), vec![0; 5], Tag(round)).wait().unwrap()),
+    });
+}
+
+#[test]
+fn memory_is_not_free_until_the_ranks_whose_nics_reach_it_have_heard_that_its_registration_ended() {
+    let _watchdog = Watchdog::over("freed after its registration");
+    let ranks = ranks(&nics([(); 2].map(|()| Config::default())), &Options::default());
+    let region = Region::host(4096);
+    let mr = ranks[1].register_memory(&region).unwrap();
+    let (rmr, over) = (mr.remote_key(), CompQueue::new(4));
+    let get = || {
+        ranks[0].post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&over).submit().unwrap();
+        until(&ranks, || over.pop().is_some_and(|status| status.error.is_none()));
+    };
+    get();
+    settle(&ranks);
+    get();
+    drop(mr);
+    let is_free = || ranks[1].invalidate_memory(region.addr(), 1);
+    let error = is_free().unwrap_err();
+    assert_eq!((error.registrations, error.by_nics), (0, 1), "{error}");
+    assert!(error.to_string().contains("let those ranks make progress"), "{error}");
+    until(&ranks, || is_free().is_ok());
 }
