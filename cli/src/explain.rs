@@ -10,7 +10,7 @@ mod meeting;
 
 use crate::gpus;
 use crate::launch::LaunchError;
-use crate::own_ranks::{gather, is_rank, run_ranks};
+use crate::own_ranks::{gather, is_rank, is_usage, run_ranks};
 use crate::{USAGE, complain, print, template};
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
@@ -83,12 +83,13 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
     match run(options) {
         Ok(status) => status,
         Err(error) => {
-            let settings = matches!(
-                error,
-                ExplainError::Settings(_) | ExplainError::Start(StartError::Settings(_))
-            );
+            let is_usage = match &error {
+                ExplainError::Settings(_) => true,
+                ExplainError::Start(error) => is_usage(error),
+                _ => false,
+            };
             complain(error);
-            if settings { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+            if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

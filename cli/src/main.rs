@@ -38,7 +38,7 @@ const USAGE: u8 = 2;
 #[command(after_help = "Exit status:
   0    done
   1    it failed, and said why on stderr; `selftest`: a part failed
-  2    the command line or a CARRACK_* variable is wrong
+  2    the command line or a variable is wrong
   124  `run`: the time limit was reached
   126  `run`: the program cannot be executed
   127  `run`: there is no such program

@@ -1,10 +1,10 @@
 //! Ranks of a command that no launcher started: the command starts itself again as a job.
 
 use crate::launch::{Job, LaunchError, run_job};
-use carrack::bootstrap::Source;
 use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
+use carrack::bootstrap::{BootstrapError, Source};
 use carrack::settings::Settings;
 use carrack::{CollectiveError, Runtime, StartError};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -16,6 +16,16 @@ use std::ffi::OsString;
 /// Those of [`Source::find`].
 pub(crate) fn is_rank(settings: &Settings) -> Result<bool, StartError> {
     Ok(Source::find(settings)? != Source::Alone)
+}
+
+/// Returns `true` if the runtime did not start because a variable is wrong.
+pub(crate) fn is_usage(error: &StartError) -> bool {
+    use BootstrapError::{Environment, NoSecret, Variable};
+    matches!(
+        error,
+        StartError::Settings(_)
+            | StartError::Bootstrap(Environment { .. } | NoSecret | Variable { .. })
+    )
 }
 
 /// Returns the text of the rank that a launcher gave to this process.

@@ -3,30 +3,17 @@
 //! [`post_am`](Runtime::post_am). Each message takes the cheapest path between two ranks;
 //! [`explain`](Runtime::explain) names it, and gives the reasons against the others.
 //!
-//! The modules, in the order in which a message passes through them; imports run downwards:
-//!
-//! | module | one idea |
+//! | for | see |
 //! |---|---|
-//! | [`alloc`], [`ipc`] | GPU memory that ranks share or that grows; handles for programs |
-//! | `collective` | barrier, broadcast and allgather |
-//! | [`explain`] | the path to each peer, and the reasons against the others |
-//! | `api` | the runtime and its start, [`post`]: a builder for each operation, [`buffer`] |
-//! | `progress` | polls devices, matches, and carries out the actions of events |
-//! | `datapath` | carries out what protocols decide: fragments, copies, writes by NICs |
-//! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
-//! | [`transports`] | the carriers of bytes (a crate of its own) |
-//! | [`region`] | memory that other ranks put to, get from, and do atomics on |
-//! | `local` | a rank, and everything that it was started with |
-//! | `undelivered` | deliveries that wait for room in their completion object |
-//! | `streams` | the words and operations that streams of GPUs wait for |
-//! | [`matching`] | the matching of messages with receives |
-//! | `boards` | notes that members of groups leave for each other |
-//! | `op` | operations that do not end within their call |
-//! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
-//! | `staging`, [`packet`] | blocks on the way to and from GPUs; packets that messages land in |
-//! | `protocol` | decisions as pure functions: which path, which way of submitting; rendezvous |
-//! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
-//! | [`settings`] | everything that can be set, from `CARRACK_*` or in the program |
+//! | a start | [`Runtime::start`]; [`settings`], [`bootstrap`] |
+//! | operations | the `post_` methods of [`Runtime`]; [`post`], [`buffer`], [`matching`] |
+//! | their ends | [`comp`]: handler, queue, counters, synchronizer, your own |
+//! | memory that other ranks reach | [`Runtime::register_memory`]; [`region`] |
+//! | GPUs | [`transports::gpu`]; [`alloc`], [`ipc`], [`packet`], [`trial`] |
+//! | groups of ranks | [`Group`] |
+//! | reports | [`explain`], [`Runtime::pending`], [`Runtime::peer_state`] |
+//!
+//! [`prelude`] has the items that most programs use.
 //!
 //! Two ranks in one process, over loopback:
 //!
@@ -87,6 +74,7 @@ pub use api::post::{self, Operation, Outcome, Piece, RetryReason};
 pub use api::{DeviceBuilder, Drive, Probe, Runtime, RuntimeBuilder};
 pub use carrack_transports::mem::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Strided, StridedError};
 pub use collective::Group;
+#[doc(inline)]
 pub use comp::{
     AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer,
 };
@@ -95,11 +83,13 @@ pub use error::{
     AwaitError, CollectiveError, Error, GroupError, OpError, PostError, ProgressError,
     RegisterError, RemoteKeyError, ResourceError, StartError, WaitError,
 };
+#[doc(inline)]
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use op::PendingOp;
 pub use peer::PeerState;
 pub use progress::Pending;
+#[doc(inline)]
 pub use region::{AtomicAgent, Mr, Registration, RemoteKey, StillInUse};
 
 /// The items that most programs use.

@@ -115,6 +115,8 @@ fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<
         settle(&ranks);
         assert!(spent(call()) && spent(call()), "operation {at}");
     }
+    let error = recv.submit().unwrap_err().to_string();
+    assert!(error.contains("refill()"), "{error}");
     // Awaited, too.
     assert!(matches!(zero.block_on(am.into_future()), Ok(Err(AwaitError::Post(PostError::Spent)))));
     settle(&ranks);

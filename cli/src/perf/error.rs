@@ -2,6 +2,7 @@
 
 use super::sides::Kind;
 use crate::launch::LaunchError;
+use crate::own_ranks::is_usage;
 use carrack::RemoteKeyError;
 use carrack::settings::SettingsError;
 use carrack::transports::contract::DownCause;
@@ -128,17 +129,17 @@ pub(super) enum PerfError {
 impl PerfError {
     /// Returns `true` if the command line or the environment is the cause.
     pub(super) fn is_usage(&self) -> bool {
-        matches!(
-            self,
+        match self {
+            Self::Start(error) => is_usage(error),
             Self::Settings(_)
-                | Self::Ranks(_)
-                | Self::LoopbackBetweenProcesses
-                | Self::DifferentArguments
-                | Self::HostOnly { .. }
-                | Self::RanksOfLauncher { .. }
-                | Self::NoPoints
-                | Self::Start(StartError::Settings(_))
-        )
+            | Self::Ranks(_)
+            | Self::LoopbackBetweenProcesses
+            | Self::DifferentArguments
+            | Self::HostOnly { .. }
+            | Self::RanksOfLauncher { .. }
+            | Self::NoPoints => true,
+            _ => false,
+        }
     }
 
     /// Makes an error of the system's refusal, with what was being done.

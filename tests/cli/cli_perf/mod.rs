@@ -434,6 +434,20 @@ fn info_names_each_gpu_by_uuid_and_address_and_says_what_it_can_do_with_each_oth
 }
 
 #[test]
+fn a_wrong_variable_of_the_launcher_is_a_wrong_environment() {
+    let torchruns = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "::1")];
+    for verb in [&["explain"][..], &["perf", "latency"]] {
+        for (wrong, value) in [("MASTER_PORT", "http"), ("CARRACK_JOB_SECRET", "abc")] {
+            let mut command = command(verb);
+            let output = command.env("MASTER_PORT", "29500").envs(torchruns).env(wrong, value);
+            let output = output.output().unwrap();
+            assert_eq!(output.status.code(), Some(2), "{verb:?}: {}", stderr(&output));
+            assert!(stderr(&output).contains(wrong), "{verb:?}: {}", stderr(&output));
+        }
+    }
+}
+
+#[test]
 fn a_variable_that_is_misspelt_is_met_with_the_one_that_was_meant() {
     for verb in ["info", "perf", "explain"] {
         let output = command(&[verb]).env("CARRACK_PACKET_SIZ", "4K").output().unwrap();

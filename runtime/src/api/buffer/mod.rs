@@ -74,6 +74,12 @@ impl<'a, const N: usize> From<&'a [u8; N]> for SendBuffer<'a> {
     }
 }
 
+impl<'a> From<&'a Vec<u8>> for SendBuffer<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Self::Borrowed(bytes)
+    }
+}
+
 macro_rules! owned {
     ($($buffer:ty),+) => {$(
         impl From<$buffer> for SendBuffer<'_> {
@@ -85,3 +91,17 @@ macro_rules! owned {
 }
 
 owned!(Buffer, Vec<u8>, Bytes, BytesMut, RegionSlice, Packet, Vec<Buffer>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_and_an_array_are_lent_without_a_copy() {
+        let (vector, array) = (vec![7; 3], [7; 3]);
+        for (lent, bytes) in [((&vector).into(), &vector[..]), ((&array).into(), &array[..])] {
+            let is_lent = matches!(lent, SendBuffer::Borrowed(lent) if std::ptr::eq(lent, bytes));
+            assert!(is_lent, "{lent:?}");
+        }
+    }
+}

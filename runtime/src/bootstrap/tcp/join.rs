@@ -188,10 +188,11 @@ impl Search<'_> {
             }
             tracing::debug!(rank = self.invitation.rank, address = %self.address, %why, "not \
                 there yet");
-            if self.left() <= pause {
+            let left = self.left();
+            if left.is_zero() {
                 return Err(self.not_reached(why));
             }
-            thread::sleep(pause);
+            thread::sleep(pause.min(left));
             pause = (2 * pause).min(LAST_PAUSE);
         }
     }
@@ -200,10 +201,16 @@ impl Search<'_> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
+    /// Returns the end of a step that takes at most this time. The last try begins at the deadline,
+    /// and has a moment for each step.
+    fn within(&self, limit: Duration) -> Instant {
+        Instant::now() + limit.min(self.left()).max(FIRST_PAUSE)
+    }
+
     fn not_reached(&self, why: String) -> BootstrapError {
         let (who, address) = ("rank 0".to_owned(), self.address.clone());
-        let tried = self.invitation.patience.saturating_sub(self.left());
-        let seconds = u64::try_from(tried.as_millis().div_ceil(1000)).unwrap_or(u64::MAX);
+        let patience = self.invitation.patience.as_millis().div_ceil(1000);
+        let seconds = u64::try_from(patience).unwrap_or(u64::MAX);
         BootstrapError::NotReached { who, address, seconds, why }
     }
 
@@ -221,8 +228,7 @@ impl Search<'_> {
 
     fn dial(&self, address: SocketAddr) -> Result<TcpChannel, Refusal> {
         let again = |error| Refusal::Again(format!("it cannot be connected to: {error}"));
-        let limit = CONNECT.min(self.left()).max(FIRST_PAUSE);
-        let deadline = Instant::now() + limit;
+        let deadline = self.within(CONNECT);
         let channel = TcpChannel::dial(address, LIMITS).map_err(again)?;
         while !channel.is_connected().map_err(again)? {
             if !wait(&channel, PollFlags::OUT, deadline) || Instant::now() >= deadline {
@@ -241,7 +247,7 @@ impl Search<'_> {
         let key = self.invitation.key.key();
         let os = |errno| Refusal::Never(BootstrapError::os("getting random bytes", errno));
         let mut greeting = Greeting::new(Role::Dialer, PROTOCOL, &key, claim).map_err(os)?;
-        let deadline = Instant::now() + GREETING.min(self.left());
+        let deadline = self.within(GREETING);
         loop {
             match greeting.advance(channel) {
                 Ok(Progress::Proven(session)) => return Ok(*session),
@@ -259,7 +265,7 @@ impl Search<'_> {
 
     /// Waits for admission.
     fn hear(&self, channel: &mut TcpChannel) -> Result<(), Refusal> {
-        let deadline = Instant::now() + GREETING.min(self.left());
+        let deadline = self.within(GREETING);
         let answer = loop {
             match channel.hear(PROTOCOL.longest) {
                 Ok(Some(answer)) => break answer,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -125,6 +125,11 @@ fn conforms<B: Bootstrap>(ranks: Vec<B>) {
         assert_eq!(wait_for(rank, &format!("late/{next}")).unwrap(), b"late");
         assert_eq!(wait_for(rank, &format!("early/{next}")).unwrap(), next.to_le_bytes());
         assert_eq!(wait_for(rank, "common").unwrap(), b"the same");
+        // Each rank but the last finishes behind the next one.
+        assert_eq!(rank.departure(me), None);
+        while me + 1 < size && rank.departure(me + 1) != Some(Departure::Finished) {
+            thread::yield_now();
+        }
     });
 }
 
@@ -328,8 +333,11 @@ fn ranks_that_come_before_rank_0_wait_for_it() {
 #[test]
 fn a_rank_0_that_does_not_come_is_an_error_that_names_the_address() {
     let port = free_port("127.0.0.1");
-    let hasty = Invitation { patience: Duration::from_millis(50), ..invitation(1, 2, port) };
+    // The pauses between tries double, and the fifth would pass the deadline.
+    let hasty = Invitation { patience: Duration::from_millis(250), ..invitation(1, 2, port) };
+    let begun = Instant::now();
     let error = FromEnvironment::join(&hasty).unwrap_err();
+    assert!(begun.elapsed() >= hasty.patience, "it gave up after {:?}", begun.elapsed());
     assert!(matches!(error, BootstrapError::NotReached { .. }), "{error}");
     let error = error.to_string();
     assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");
