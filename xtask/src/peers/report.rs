@@ -55,8 +55,9 @@ impl Report<'_> {
     /// Returns a line for the conditions, and one for each row.
     pub(super) fn json(&self) -> String {
         // Numbers, strings and structs of them have no way to fail; the text is for the compiler.
-        let failed =
-            |error: serde_json::Error| serde_json::json!({ "error": error.to_string() }).to_string();
+        let failed = |error: serde_json::Error| {
+            serde_json::json!({ "error": error.to_string() }).to_string()
+        };
         let mut text = serde_json::to_string(&self.heading).unwrap_or_else(failed);
         for measured in self.measured {
             text.push('\n');
