@@ -584,6 +584,6 @@ impl<'a> Run<'a> {
             Recv { .. } | Flush { .. } => {}
         }
         let engine = self.bench.ranks()[1].default_matching_engine();
-        assert_eq!(engine.waiting(), (0, 0), "messages, and receives, that nobody meets");
+        assert_eq!(engine.waiting(), (0, 0), "unmatched messages and receives");
     }
 }

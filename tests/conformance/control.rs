@@ -20,11 +20,11 @@ crate::support::over_each_transport!(
     the_race_of_cancelling_and_arriving_has_one_winner,
     a_receive_without_a_message_ends_at_its_deadline,
     what_waits_for_a_peer_that_never_starts_ends_at_its_deadline,
-    a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive,
+    a_large_message_without_a_receive_ends_at_its_deadline_and_may_still_arrive,
     operations_on_memory_end_at_their_deadline_when_their_owner_is_silent,
-    an_operation_that_is_over_in_time_knows_nothing_of_its_deadline,
+    an_operation_that_ends_in_time_knows_nothing_of_its_deadline,
     a_peer_is_suspect_while_it_is_silent,
-    messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget,
+    unexpected_messages_stay_with_their_sender_beyond_the_budget,
     very_many_messages_wait_for_a_rank_that_is_late,
     a_receiver_that_takes_another_message_first_is_no_deadlock,
     a_sender_that_does_not_listen_is_told_to,
@@ -228,7 +228,7 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     }
 }
 
-fn a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive<J: Job>() {
+fn a_large_message_without_a_receive_ends_at_its_deadline_and_may_still_arrive<J: Job>() {
     for kernel_copy in [AutoChoice::Auto, AutoChoice::Off] {
         let ranks = J::pair_with(J::settings().setting("kernel_copy", kernel_copy));
         let (over, arrived) = (Sink::keeping(), Sink::keeping());
@@ -278,7 +278,7 @@ fn without_keys(rmr: &RemoteKey) -> RemoteKey {
     RemoteKey::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()
 }
 
-fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
+fn an_operation_that_ends_in_time_knows_nothing_of_its_deadline<J: Job>() {
     let ranks = J::pair();
     let (over, arrived) = (Sink::keeping(), Sink::keeping());
     // Long enough on a busy machine, and waited for below.
@@ -324,7 +324,7 @@ fn a_peer_is_suspect_while_it_is_silent<J: Job>() {
 }
 
 /// Bytes and entries of what the receiver keeps stay within the budget and what a link holds.
-fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>() {
+fn unexpected_messages_stay_with_their_sender_beyond_the_budget<J: Job>() {
     let budget = 64 << 10;
     let settings = J::settings()
         .unexpected(budget)

@@ -25,10 +25,10 @@ over_each_transport!(
     what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it,
     what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
-    a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device,
+    a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
     a_peer_that_operations_say_is_gone_is_down,
-    a_receive_from_nobody_in_particular_outlives_a_peer,
+    a_receive_from_any_rank_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     a_barrier_that_failed_elsewhere_gives_the_reason_that_is_known_here,
     packets_and_buffers_outlive_their_runtime,
@@ -240,7 +240,7 @@ fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: J
     assert_down(sink.one(&ranks), Rank(1));
 }
 
-fn a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device<J: Job>() {
+fn a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device<J: Job>() {
     let [zero, one] = J::pair();
     let sink = Sink::keeping();
     let mut recv = zero.post_recv(Rank(1), vec![0], Tag(1)).comp(&sink);
@@ -316,7 +316,7 @@ fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
     assert_eq!(sink.count(), 0);
 }
 
-fn a_receive_from_nobody_in_particular_outlives_a_peer<J: Job>() {
+fn a_receive_from_any_rank_outlives_a_peer<J: Job>() {
     let mut ranks = J::ranks(3);
     connect(&ranks);
     let sink = Sink::keeping();

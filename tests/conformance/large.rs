@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 crate::support::over_each_transport!(
-    large_messages_arrive_to_the_last_byte_whoever_was_first,
+    large_messages_arrive_to_the_last_byte_whichever_side_was_first,
     large_and_small_messages_of_one_key_keep_their_order,
     a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides,
     a_large_active_message_lands_where_its_completion_object_says,
     a_large_active_message_does_not_land_in_memory_that_cannot_be_written,
-    a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender,
+    a_large_active_message_to_an_unknown_name_is_reported_and_ends_at_its_sender,
     many_large_messages_both_ways_all_end,
     a_large_message_waits_for_a_peer_that_has_not_started,
     a_runtime_that_is_dropped_ends_the_large_messages_that_it_offered_and_awaited,
@@ -41,7 +41,7 @@ fn pairs<J: Job>() -> impl Iterator<Item = [Runtime; 2]> {
         .map(|choice| J::pair_with(J::settings().setting("kernel_copy", choice)))
 }
 
-fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
+fn large_messages_arrive_to_the_last_byte_whichever_side_was_first<J: Job>() {
     let mut rng = rng();
     for ranks in pairs::<J>() {
         let names = Named::on(&ranks);
@@ -259,7 +259,7 @@ fn a_large_active_message_lands_where_its_completion_object_says<J: Job>() {
     }
 }
 
-fn a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender<J: Job>() {
+fn a_large_active_message_to_an_unknown_name_is_reported_and_ends_at_its_sender<J: Job>() {
     for ranks in pairs::<J>() {
         let over = Sink::keeping();
         let mut am = ranks[0].post_am(Rank(1), vec![1; 9000], RemoteComp(777)).comp(&over);

@@ -364,7 +364,7 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
             let zero = &ground.ranks[0];
             for round in 0..ROUNDS {
                 let ended = CompQueue::new(16);
-                let mut under_way = 0;
+                let mut in_flight = 0;
                 for part in 0..4 {
                     let bytes = pattern(4 * round + part, LEN);
                     let mut put =
@@ -374,7 +374,7 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                         std::thread::yield_now();
                         outcome = put.try_submit().unwrap();
                     }
-                    under_way += usize::from(outcome.is_posted());
+                    in_flight += usize::from(outcome.is_posted());
                 }
                 let flush = zero.post_flush(Rank(1)).wait().unwrap();
                 assert!(flush.error.is_none(), "{flush:?}");
@@ -386,13 +386,13 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                         "{way:?}: the flush was early"
                     );
                 }
-                while under_way > 0 {
+                while in_flight > 0 {
                     let Some(status) = ended.pop() else {
                         std::thread::yield_now();
                         continue;
                     };
                     assert!(status.error.is_none(), "{way:?}: {status:?}");
-                    under_way -= 1;
+                    in_flight -= 1;
                 }
             }
             over.store(true, Ordering::Relaxed);

@@ -439,7 +439,7 @@ fn a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_run
     };
     let queue = leave_one_untaken();
     step(&ranks);
-    assert!(queue.upgrade().is_none(), "gone with the message that nobody took");
+    assert!(queue.upgrade().is_none(), "gone with the message that was not taken");
     let queue = leave_one_untaken();
     drop(ranks);
     assert!(queue.upgrade().is_none(), "gone with the runtime");

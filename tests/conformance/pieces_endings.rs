@@ -13,7 +13,7 @@ crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     a_batch_whose_registration_ends_in_the_midst_ends_once,
-    a_batch_that_nobody_answers_ends_once_when_its_time_is_over,
+    a_batch_without_an_answer_ends_once_at_its_deadline,
     who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_who_never_listens,
     what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it,
 );
@@ -71,7 +71,7 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
     }
 }
 
-fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
+fn a_batch_without_an_answer_ends_once_at_its_deadline<J: Job>() {
     for (is_put, (count, len)) in
         [true, false].into_iter().flat_map(|is_put| more_than_16::<J>().map(|sort| (is_put, sort)))
     {

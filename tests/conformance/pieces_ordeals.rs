@@ -18,7 +18,7 @@ use std::sync::Arc;
 crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
-    a_batch_of_no_pieces_is_over_at_once_and_sends_its_notification,
+    a_batch_of_no_pieces_ends_at_once_and_sends_its_notification,
     what_makes_no_sense_is_refused_by_name_and_moves_nothing,
     pieces_that_overlap_are_refused_and_both_are_named,
     a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it,
@@ -29,7 +29,7 @@ crate::support::over_each_transport_and!(
     of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be,
 );
 
-fn a_batch_of_no_pieces_is_over_at_once_and_sends_its_notification<J: Job>() {
+fn a_batch_of_no_pieces_ends_at_once_and_sends_its_notification<J: Job>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     for is_put in [true, false] {
@@ -401,10 +401,10 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
                 Ok(Outcome::Posted) if J::IS_RDMA => {
                     // The NIC may need no engine.
                     until(&ground.ranks, || over.count() == 1);
-                    let is_over = over.take().remove(0).error.is_none();
+                    let has_ended = over.take().remove(0).error.is_none();
                     faults.heal_copies();
                     settle(&ground.ranks);
-                    assert_eq!(ground.told.take().len(), usize::from(is_over));
+                    assert_eq!(ground.told.take().len(), usize::from(has_ended));
                     continue;
                 }
                 Ok(Outcome::Posted) => {

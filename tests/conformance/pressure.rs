@@ -17,7 +17,7 @@ over_each_transport!(
     nothing_overtakes_the_backlog_and_a_full_one_is_an_error,
     a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried,
     a_receiver_that_keeps_its_packets_is_told_and_loses_nothing,
-    messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks,
+    unexpected_messages_do_not_hold_up_others_for_want_of_chunks,
     ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other,
     the_tiniest_resources_carry_everything_in_both_directions,
 );
@@ -286,7 +286,7 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
     assert_eq!(arrived.count(), 0);
 }
 
-fn messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks<J: Job>() {
+fn unexpected_messages_do_not_hold_up_others_for_want_of_chunks<J: Job>() {
     let ranks = J::pair_with(J::settings().setting("shm_chunks", 1));
     for at in 0..100 {
         let message = pattern(at, 1000);

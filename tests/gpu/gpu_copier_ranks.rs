@@ -56,7 +56,7 @@ fn puts_and_messages_of_every_length_come_whole_at_odd_places_of_another_process
 }
 
 #[test]
-fn the_last_byte_is_there_when_the_notification_comes_whoever_copied() {
+fn the_last_byte_is_there_when_the_notification_of_a_kernel_or_an_engine_comes() {
     let _watchdog = Watchdog::over("notifications");
     if let Some(ranks) = run("notifications", &[]) {
         ranks.succeed();
@@ -76,7 +76,7 @@ fn a_rank_that_is_killed_under_a_stream_of_small_puts_costs_the_other_nothing_of
     let _watchdog = Watchdog::over("kills");
     for victim in 0..2 {
         if let Some(ranks) = run("kills", &[victim]) {
-            ranks.succeed_but_for(Rank(victim as u32));
+            ranks.succeed_except(Rank(victim as u32));
         }
     }
 }

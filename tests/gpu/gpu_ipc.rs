@@ -29,7 +29,7 @@ fn every_pair_of_kinds_is_put_and_got_by_the_copy_engine() {
 }
 
 #[test]
-fn messages_go_from_gpu_to_gpu_and_their_memory_is_kept_by_nobody() {
+fn messages_go_from_gpu_to_gpu_and_no_rank_keeps_their_memory() {
     let _watchdog = Watchdog::over("messages");
     for off in [0, 1] {
         Ranks::start("gpu_ipc::messages", 2, &[off]).succeed();
@@ -38,17 +38,17 @@ fn messages_go_from_gpu_to_gpu_and_their_memory_is_kept_by_nobody() {
 
 /// gpu.md, legacy IPC rule 5.
 #[test]
-fn a_registration_that_has_ended_is_noticed_and_its_memory_freed_when_nobody_has_it_mapped() {
+fn a_registration_that_has_ended_is_noticed_and_its_memory_freed_when_no_rank_has_it_mapped() {
     let _watchdog = Watchdog::over("ended");
     Ranks::start("gpu_ipc::ended", 2, &[]).succeed();
 }
 
 /// gpu.md, life and death rule 1.
 #[test]
-fn an_importer_that_is_killed_holds_nothing_up_and_an_exporter_that_is_killed_hurts_nobody() {
+fn a_killed_importer_holds_nothing_up_and_a_killed_exporter_harms_no_other_rank() {
     let _watchdog = Watchdog::over("killed");
     for victim in 0..2 {
-        Ranks::start("gpu_ipc::killed", 3, &[victim]).succeed_but_for(Rank(victim as u32));
+        Ranks::start("gpu_ipc::killed", 3, &[victim]).succeed_except(Rank(victim as u32));
     }
 }
 
@@ -376,7 +376,7 @@ fn messages(role: &Role) {
         role.says("sent");
         runtime
             .wait_for(PATIENCE, || !is_allocated(&runtime, addr))
-            .expect("nobody keeps what was sent");
+            .expect("no rank keeps what was sent");
     } else {
         runtime.wait_for(PATIENCE, || !told_of.is_empty()).unwrap();
         let status = told_of.pop().unwrap().ok().unwrap();

@@ -405,7 +405,7 @@ fn asked(role: &Role) {
     assert_eq!(asked(&|| post(&unknown)), (0, 1));
     assert_eq!(asked(&|| post(&unknown.subregion(1, 1).unwrap())), (0, 1));
     assert_eq!(asked(&|| post(&device)), (0, 0));
-    assert_eq!(asked(&|| post(&owner)), (0, 0), "nobody but its owner frees it");
+    assert_eq!(asked(&|| post(&owner)), (0, 0), "only its owner frees it");
 }
 
 /// Runs the role: rank 0 frees what it has sent from, and never gives memory there again.
@@ -511,7 +511,7 @@ fn withdrawn(role: &Role) {
     // Some other runtime of the process is told: addresses are the process's.
     let elsewhere = Rig::alone();
     let invalidate = |addr, len| elsewhere.runtime.invalidate_memory(addr, len);
-    assert_eq!(invalidate(owner.addr() + 5000, 0), Ok(()), "no bytes are nobody's");
+    assert_eq!(invalidate(owner.addr() + 5000, 0), Ok(()), "an empty range names no memory");
     let error = invalidate(owner.addr() + 5000, 1).unwrap_err();
     assert_eq!(
         (error.registrations, error.regions),

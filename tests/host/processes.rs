@@ -66,7 +66,7 @@ fn all_succeed(ranks: Ranks) {
 }
 
 fn all_but_the_victim_succeed(ranks: Ranks) {
-    ranks.succeed_but_for(VICTIM);
+    ranks.succeed_except(VICTIM);
 }
 
 job_tests! {
@@ -94,7 +94,7 @@ job_tests! {
     a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
     a_rank_killed_in_the_midst_of_large_messages_ends_them:
         "large-auto" on [3, 3, 3, 3], all_but_the_victim_succeed;
-    a_rank_killed_while_parts_of_messages_are_under_way_ends_them: "large-off" on [3, 3, 3, 3],
+    a_rank_killed_while_parts_of_messages_are_in_flight_ends_them: "large-off" on [3, 3, 3, 3],
         all_but_the_victim_succeed;
 }
 

@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// Returns `true` if all ranks have left.
-    pub fn is_over(&self) -> bool {
+    pub fn have_all_left(&self) -> bool {
         self.ranks.iter().all(|state| state.gone.is_some())
     }
 

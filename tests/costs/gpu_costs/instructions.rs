@@ -78,7 +78,7 @@ fn measured_send(rank: &Runtime, from: &Region, sent: &Counter) {
 
 #[inline(never)]
 fn measured_arrival(rank: &Runtime) {
-    assert!(rank.progress().unwrap(), "the offer has come, and the copy is under way");
+    assert!(rank.progress().unwrap(), "the offer has come, and the copy is in flight");
 }
 
 #[inline(never)]

@@ -80,7 +80,7 @@ fn a_copy_beyond_an_allocation_or_of_freed_or_unknown_memory_is_refused_at_once(
 }
 
 #[test]
-fn memory_freed_under_a_copy_stays_until_the_copy_is_over() {
+fn memory_freed_under_a_copy_stays_until_the_copy_has_ended() {
     let driver = driver(1);
     let gpu = driver.gpu(0).unwrap();
     let (src, dst) =

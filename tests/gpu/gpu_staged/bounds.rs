@@ -117,11 +117,11 @@ pub(crate) fn bounded(role: &Role) {
             _ => Ok(()),
         };
         posted.unwrap();
-        let is_over = || role.has_said(&format!("done {way}"), 0);
+        let has_ended = || role.has_said(&format!("done {way}"), 0);
         runtime
             .wait_for(super::PATIENCE, || {
                 sampled();
-                if role.rank == 0 || way == 0 { done.test() } else { is_over() }
+                if role.rank == 0 || way == 0 { done.test() } else { has_ended() }
             })
             .unwrap();
         if role.rank == 0 || way == 0 {

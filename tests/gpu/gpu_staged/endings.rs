@@ -104,7 +104,7 @@ pub(crate) fn killed(role: &Role) {
         drop(status);
         let is_there =
             runtime.gpu_drivers().iter().any(|driver| driver.classify(addr).unwrap().is_some());
-        assert!(!is_there, "somebody keeps the memory");
+        assert!(!is_there, "the memory is still kept");
     }
     // The others go on, by the same blocks.
     exchange(&runtime, role.rank, 2 - role.rank, 3);

@@ -174,7 +174,7 @@ fn owns(runtime: &Runtime, grounds: &[Ground], queue: &CompQueue) {
         runtime.barrier().unwrap();
         runtime.barrier().unwrap();
         ground.check(len, salt, &what);
-        assert!(queue.is_empty(), "nobody was to be told");
+        assert!(queue.is_empty(), "no notification was asked for");
         ground.poison(len);
         runtime.barrier().unwrap();
         let notice = told(runtime, queue);

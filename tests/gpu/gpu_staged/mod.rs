@@ -62,18 +62,18 @@ fn a_message_longer_than_its_receive_is_an_error_and_writes_nothing() {
 fn a_peer_that_is_killed_in_the_midst_ends_what_was_staged_with_it_and_nothing_is_lost() {
     let _watchdog = Watchdog::over("killed");
     for way in 0..endings::WAYS {
-        Ranks::start("gpu_staged::killed", 3, &[way]).succeed_but_for(Rank(1));
+        Ranks::start("gpu_staged::killed", 3, &[way]).succeed_except(Rank(1));
     }
 }
 
 #[test]
-fn what_an_engine_is_at_ends_when_the_engine_is_done_and_nobody_waits_for_that() {
+fn what_an_engine_is_at_ends_when_the_engine_is_done_and_no_rank_waits_for_that() {
     if is_real() {
         return println!("skipped: a real engine cannot be held");
     }
     let _watchdog = Watchdog::over("held");
     for way in 0..endings::WAYS {
-        Ranks::start("gpu_staged::held", 2, &[way]).succeed_but_for(Rank(1));
+        Ranks::start("gpu_staged::held", 2, &[way]).succeed_except(Rank(1));
     }
 }
 

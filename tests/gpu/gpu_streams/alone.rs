@@ -159,7 +159,7 @@ fn rule_b_what_is_freed_while_a_stream_waits_is_freed_when_none_does() {
         assert!(addresses.iter().all(|addr| ground.is_allocated(*addr)), "it would have blocked");
         settle(ranks);
     }
-    brake.let_go();
+    brake.release();
     stream.synchronize().unwrap();
     driver.look_after();
     assert!(addresses.iter().all(|addr| !ground.is_allocated(*addr)));
@@ -315,7 +315,7 @@ fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
         .after(&event)
         .comp(&brake.counter);
     assert!(matches!(read_only.try_submit(), Err(PostError::ReadOnly(_))));
-    brake.let_go();
+    brake.release();
 }
 
 #[test]
@@ -390,6 +390,6 @@ fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_even
     sent(ranks, || add.try_submit());
     assert_eq!(came.one(ranks).value(), Some(0));
     assert_eq!((left.count(), is_past(&event)), (0, false));
-    brake.let_go();
+    brake.release();
     until(ranks, || left.count() == 2);
 }

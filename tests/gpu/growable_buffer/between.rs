@@ -55,8 +55,8 @@ fn check_lent(buffer: &GrowableBuffer, stripe: usize, salt: u64) {
     let piece = buffer.pieces(stripe * STRIPE, STRIPE).unwrap().remove(0);
     check(&piece.subregion(GUARD, LEN).unwrap(), salt);
     let bytes = piece.whole().to_vec().unwrap();
-    let beside = [&bytes[..GUARD], &bytes[GUARD + LEN..]];
-    assert!(are_all(&beside, 0xee), "beside what was put into stripe {stripe}");
+    let around = [&bytes[..GUARD], &bytes[GUARD + LEN..]];
+    assert!(are_all(&around, 0xee), "around what was put into stripe {stripe}");
 }
 
 fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
@@ -246,7 +246,7 @@ pub(crate) fn longer(role: &Role) {
 }
 
 #[test]
-fn what_messages_were_sent_from_is_given_back_once_the_receiver_has_let_go_of_it() {
+fn what_messages_were_sent_from_is_given_back_once_the_receiver_has_released_it() {
     let _watchdog = Watchdog::over("messages");
     Ranks::start("growable_buffer::messages", 2, &[]).succeed();
 }
@@ -314,7 +314,7 @@ fn a_peer_that_is_killed_holds_nothing_of_the_buffer() {
     let mut ranks = Ranks::start("growable_buffer::killed", 2, &[]);
     assert!(ranks.hears("mapped", 1));
     ranks.signal(Rank(1), Signal::KILL);
-    ranks.succeed_but_for(Rank(1));
+    ranks.succeed_except(Rank(1));
 }
 
 pub(crate) fn killed(role: &Role) {

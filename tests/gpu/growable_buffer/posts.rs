@@ -173,8 +173,8 @@ fn messages(role: &Role, gpus: &Gpus, runtime: &Runtime, window: &Region) {
                     let status = receive(runtime, to, slice, tag).unwrap().ok().unwrap();
                     holds(&status.buffer, len, turn);
                     let bytes = window.whole().to_vec().unwrap();
-                    let beside = [&bytes[..50], &bytes[50 + len..]];
-                    assert!(are_all(&beside, 0xee), "{kind:?} {len}");
+                    let around = [&bytes[..50], &bytes[50 + len..]];
+                    assert!(are_all(&around, 0xee), "{kind:?} {len}");
                     send(runtime, to, window.slice(50, len).unwrap(), tag).unwrap().ok().unwrap();
                 }
             }

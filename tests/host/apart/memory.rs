@@ -185,7 +185,7 @@ pub(crate) fn refused(me: &Me) {
         me.meet();
         assert!(is_stale(), "it is registered again");
         me.meet();
-        assert_eq!(mine.whole().to_vec().unwrap(), before, "what nobody may write to was written");
+        assert_eq!(mine.whole().to_vec().unwrap(), before, "withdrawn memory was written");
         me.meet();
     }
 }

@@ -36,7 +36,7 @@ impl PeerMemory for Told {
     }
 
     fn write(&self, _: u64, _: MemRef<'_>) -> Outcome {
-        panic!("nobody asks this rank for help")
+        panic!("no peer asks this rank for help")
     }
 }
 

@@ -143,7 +143,7 @@ impl EventState for NotYet {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        unreachable!("nobody waits for it")
+        unreachable!("no caller waits for it")
     }
 }
 

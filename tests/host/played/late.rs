@@ -63,7 +63,7 @@ impl PeerMemory for Helping {
     }
 
     fn write(&self, _: u64, _: MemRef<'_>) -> Result<(), PeerMemoryError> {
-        panic!("nobody asks this rank for help")
+        panic!("no peer asks this rank for help")
     }
 }
 
@@ -103,7 +103,7 @@ impl Late {
         has_begun.then_some(Self { play, memory, buffer })
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.play.runtime().pending().operations.is_empty()
     }
 }
@@ -118,9 +118,9 @@ fn is_late(status: &Status) {
 fn the_buffer_of_a_late_receive_is_freed_when_its_sender_is_done_with_it() {
     let _watchdog = Watchdog::over("a late receive");
     let late = Late::new();
-    assert!(!late.is_over() && !late.buffer.is_gone(), "its sender writes");
+    assert!(!late.has_ended() && !late.buffer.is_gone(), "its sender writes");
     late.memory.splits.0.note_written(late.memory.piece.lock().unwrap());
-    late.play.until(|| late.is_over());
+    late.play.until(|| late.has_ended());
     assert!(late.buffer.is_gone());
     assert!(late.play.peer.has_taken(FIN), "its sender is told");
 }
@@ -132,7 +132,7 @@ fn the_buffer_of_a_late_receive_stays_while_its_sender_may_write_to_it() {
         let late = Late::new();
         late.play.peer.may_copy.store(may_copy, Ordering::SeqCst);
         late.play.peer.goes();
-        late.play.until(|| late.is_over());
+        late.play.until(|| late.has_ended());
         assert_eq!(late.buffer.is_gone(), !may_copy, "{may_copy}");
     }
 }
@@ -160,7 +160,7 @@ fn pass(runtime: &Runtime, until: Instant) {
 
 /// The thread that sends a message's fragments hears of its deadline from another thread.
 #[test]
-fn a_peer_is_silent_if_a_message_to_it_is_late_whoever_ends_that() {
+fn a_peer_is_silent_if_a_message_to_it_is_late_whichever_thread_ends_that() {
     let _watchdog = Watchdog::over("a message that is late");
     let within = |span: u64| {
         let (play, over, span) = (Play::new(), Sink::keeping(), Duration::from_millis(span));
@@ -190,7 +190,7 @@ fn a_peer_is_silent_if_a_message_to_it_is_late_whoever_ends_that() {
 
 /// The thread that prepares a buffer for the peer's NIC hears of the deadline from another thread.
 #[test]
-fn a_peer_is_silent_if_a_receive_from_it_is_late_whoever_ends_that() {
+fn a_peer_is_silent_if_a_receive_from_it_is_late_whichever_thread_ends_that() {
     let _watchdog = Watchdog::over("a receive that is late");
     let within = |span: u64| {
         let peer = Arc::<Peer>::default();
@@ -239,7 +239,7 @@ impl EventState for Slow {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        unreachable!("nobody waits for it")
+        unreachable!("no caller waits for it")
     }
 }
 

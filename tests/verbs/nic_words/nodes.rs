@@ -73,9 +73,9 @@ fn adds(role: &Role) {
 }
 
 #[test]
-fn words_of_a_rank_that_dies_end_operations_and_harm_nobody_else() {
+fn words_of_a_rank_that_dies_end_operations_and_harm_no_other_rank() {
     let _watchdog = Watchdog::patient("an owner dies", Duration::from_secs(120));
-    start("dies").succeed_but_for(Rank(0));
+    start("dies").succeed_except(Rank(0));
 }
 
 fn dies(role: &Role) {

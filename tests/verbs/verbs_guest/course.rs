@@ -38,7 +38,7 @@ const GIVES_UP: [(&str, &str); 2] =
     [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];
 
 /// Words of a rank when a third of its steps has begun, and when it has lost its peer.
-pub(crate) const UNDER_WAY: &str = "under way";
+pub(crate) const RUNNING: &str = "running";
 pub(crate) const PARTED: &str = "parted";
 
 impl Course {
@@ -110,7 +110,7 @@ pub(crate) fn rank(role: &Role) {
             while taking.steps() < third && !over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            says(role, UNDER_WAY);
+            says(role, RUNNING);
         });
         taking.run();
         over.store(true, Ordering::Relaxed);

@@ -53,10 +53,10 @@ impl Tally {
 /// Puts and gets, of all lengths, to and from the region whose key rank 1 has published last.
 fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tally, seed: u64) {
     let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
-    let mut under_way = 0;
+    let mut in_flight = 0;
     loop {
-        let is_over = over.load(Ordering::Acquire);
-        if !is_over && under_way < 64 {
+        let has_ended = over.load(Ordering::Acquire);
+        if !has_ended && in_flight < 64 {
             let rmr = told.lock().clone();
             let len = [1, 100, 5000, 60_000, 300_000][rng.random_range(0..5)];
             let offset = rng.random_range(0..=LEN - len) as u64;
@@ -68,7 +68,7 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
                 { get }.user_context(UserContext(1)).submit()
             };
             match outcome {
-                Ok(()) => under_way += 1,
+                Ok(()) => in_flight += 1,
                 Err(PostError::OffersFull { .. }) => {}
                 Err(PostError::Stale(Rank(1))) => {
                     tally.stale.fetch_add(1, Ordering::Relaxed);
@@ -79,9 +79,9 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
         rank.progress().unwrap();
         while let Some(status) = ended.pop() {
             tally.take(&status, 100);
-            under_way -= 1;
+            in_flight -= 1;
         }
-        if is_over && under_way == 0 {
+        if has_ended && in_flight == 0 {
             tally.at_work.fetch_sub(1, Ordering::Release);
             return;
         }
@@ -89,7 +89,7 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
 }
 
 #[test]
-fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_way() {
+fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_in_flight() {
     let _watchdog = Watchdog::over("deregistered under load");
     let ranks = ranks(&nics([(); 3].map(|()| Config::default())), &Options::default());
     let owner = &ranks[1];

@@ -165,8 +165,8 @@ impl Store {
 
     /// Returns `true` if no rank needs the store any more.
     fn is_done(&mut self) -> bool {
-        let is_over = self.server.is_over() && self.unsent() == 0;
-        if is_over && self.lingers_until.is_none() {
+        let is_unused = self.server.have_all_left() && self.unsent() == 0;
+        if is_unused && self.lingers_until.is_none() {
             self.lingers_until = Instant::now().checked_add(LINGER);
         }
         self.lingers_until.is_some_and(|end| !self.is_awaited() || end <= Instant::now())
