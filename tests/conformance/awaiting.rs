@@ -177,14 +177,14 @@ fn operations_of_every_kind_can_be_awaited<J: Job>() {
             let (mut sent, mut received) = (None, None);
             let both = std::future::poll_fn(|context| {
                 if sent.is_none()
-                    && let Poll::Ready(over) = send.as_mut().poll(context)
+                    && let Poll::Ready(ended) = send.as_mut().poll(context)
                 {
-                    sent = Some(over);
+                    sent = Some(ended);
                 }
                 if received.is_none()
-                    && let Poll::Ready(over) = receive.as_mut().poll(context)
+                    && let Poll::Ready(ended) = receive.as_mut().poll(context)
                 {
-                    received = Some(over);
+                    received = Some(ended);
                 }
                 if sent.is_some() && received.is_some() { Poll::Ready(()) } else { Poll::Pending }
             });
@@ -407,10 +407,10 @@ fn what_is_pending_is_told_in_words<J: Job>() {
     let ranks = J::pair();
     let [zero, one] = &ranks;
     assert!(zero.pending().operations.is_empty());
-    let (over, payload) = (Counter::new(), pattern(4, 100_000));
+    let (ended, payload) = (Counter::new(), pattern(4, 100_000));
     let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
-    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&over).try_submit());
-    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&over).try_submit());
+    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&ended).try_submit());
+    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&ended).try_submit());
     sent(&ranks, || one.post_send(Rank(0), b"none waits", Tag(1)).try_submit());
     until(&ranks, || zero.pending().unexpected == 1);
     let text = zero.pending().to_string();

@@ -103,11 +103,11 @@ fn poll_until(sides: &mut [&mut Side], mut done: impl FnMut(usize, Event) -> boo
     loop {
         #[allow(clippy::needless_range_loop, reason = "the number is used for more than the index")]
         for at in 0..sides.len() {
-            let mut over = false;
+            let mut ended = false;
             for event in sides[at].poll() {
-                over |= done(at, event);
+                ended |= done(at, event);
             }
-            if over {
+            if ended {
                 return;
             }
         }

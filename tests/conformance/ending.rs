@@ -442,14 +442,14 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
 fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>() {
     for choice in [AutoChoice::Auto, AutoChoice::Off] {
         let [zero, one] = J::pair_with(J::settings().setting("kernel_copy", choice));
-        let over = Sink::keeping();
-        let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&over);
+        let done = Sink::keeping();
+        let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&done);
         assert!(posted(&[zero.clone(), one.clone()], || send.try_submit()).is_posted());
         drop(send);
         let ones = [one.clone()];
         until(&ones, || one.default_matching_engine().waiting().0 == 1);
         drop(zero);
-        let status = over.take().pop().expect("it has ended");
+        let status = done.take().pop().expect("it has ended");
         assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
         until(&ones, || one.peer_down(Rank(0)).is_some());
         // The buffer belongs to the sender again, and has other bytes by now. No receiver may get
@@ -487,9 +487,9 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
         let received = Sink::keeping();
         let mut receive = one.post_recv(Rank(0), vec![0; LEN], Tag(1)).comp(&received);
         assert!(receive.try_submit().unwrap().is_posted());
-        let over = Sink::keeping();
-        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over);
-        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over);
+        let done = Sink::keeping();
+        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&done);
+        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&done);
         if round % 2 == 0 {
             put.submit().unwrap();
             send.submit().unwrap();
@@ -509,7 +509,7 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
             std::thread::sleep(Duration::from_micros(round * 100));
             drop(zero);
             // The buffers are the program's again, which has another use for them.
-            let mut statuses = over.take();
+            let mut statuses = done.take();
             for status in &mut statuses {
                 if let Buffer::Vec(buffer) = &mut status.buffer {
                     buffer.fill(LATER);

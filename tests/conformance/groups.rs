@@ -157,19 +157,19 @@ fn collectives_can_be_awaited_several_at_a_time<J: Job>() {
                 use std::task::Poll;
                 std::future::poll_fn(|context| {
                     if first.is_none()
-                        && let Poll::Ready(over) = one.as_mut().poll(context)
+                        && let Poll::Ready(ended) = one.as_mut().poll(context)
                     {
-                        first = Some(over.unwrap());
+                        first = Some(ended.unwrap());
                     }
                     if second.is_none()
-                        && let Poll::Ready(over) = two.as_mut().poll(context)
+                        && let Poll::Ready(ended) = two.as_mut().poll(context)
                     {
-                        second = Some(over.unwrap());
+                        second = Some(ended.unwrap());
                     }
                     if third.is_none()
-                        && let Poll::Ready(over) = three.as_mut().poll(context)
+                        && let Poll::Ready(ended) = three.as_mut().poll(context)
                     {
-                        over.unwrap();
+                        ended.unwrap();
                         third = Some(());
                     }
                     if first.is_some() && second.is_some() && third.is_some() {

@@ -286,9 +286,9 @@ fn collectives_of_several_threads_meet_one_after_another<J: Job>() {
 fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     let ranks = J::pair();
     let devices = [0, 1].map(|at: usize| ranks[at].device().build().unwrap());
-    let (over, arrived) = (Sink::keeping(), Sink::keeping());
+    let (done, arrived) = (Sink::keeping(), Sink::keeping());
     let payload = pattern(1, 20_000);
-    let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+    let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&done);
     assert!(posted(&ranks, || send.try_submit()).is_posted());
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
     let mut recv =
@@ -296,7 +296,7 @@ fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     assert!(recv.try_submit().unwrap().is_posted());
     let status = arrived.one(&ranks);
     assert_eq!(status.bytes().unwrap(), payload);
-    assert!(over.one(&ranks).error.is_none());
+    assert!(done.one(&ranks).error.is_none());
 }
 
 /// Makes progress on each call, once it has a runtime.

@@ -40,7 +40,7 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
         });
         ranks[at].register_comp(&handler).unwrap()
     });
-    let over = || count.iter().all(|count| count.load(Ordering::Relaxed) >= 4 * EACH);
+    let ended = || count.iter().all(|count| count.load(Ordering::Relaxed) >= 4 * EACH);
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
             let (ranks, names) = (&ranks, &names);
@@ -73,7 +73,7 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
                     }
                     ranks[from].progress().unwrap();
                 }
-                while !over() {
+                while !ended() {
                     ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
                     std::thread::yield_now();
                 }

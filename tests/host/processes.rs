@@ -442,14 +442,14 @@ fn drops(role: Role) {
         return role.says("looked");
     }
     let rmr = RemoteKey::from_bytes(&rmrs[1]).unwrap();
-    let over = Sink::keeping();
-    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over);
+    let done = Sink::keeping();
+    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&done);
     put.submit().unwrap();
     drop(put);
     // At another moment of the copy in each job.
     std::thread::sleep(Duration::from_micros(u64::from(std::process::id()) % 40 * 100));
     drop((registered, runtime));
-    let mut statuses = over.take();
+    let mut statuses = done.take();
     assert_eq!(statuses.len(), 1, "the put ends once");
     if let Buffer::Vec(buffer) = &mut statuses[0].buffer {
         buffer.fill(LATER);

@@ -2,7 +2,7 @@
 
 use crate::support::amount;
 use crate::support::gpu_ranks::{
-    Gpus, Kind, PATIENCE, are_real, filled, over, receive, registered, send, told,
+    Gpus, Kind, PATIENCE, are_real, completed, filled, receive, registered, send, told,
 };
 use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
@@ -101,11 +101,11 @@ fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Remot
         ("a receive", receive(runtime, gone, buffer(), Tag(9))),
         (
             "a put",
-            over(runtime, |done| runtime.post_put(gone, buffer(), rmr, 0).comp(done).submit()),
+            completed(runtime, |done| runtime.post_put(gone, buffer(), rmr, 0).comp(done).submit()),
         ),
         (
             "a get",
-            over(runtime, |done| runtime.post_get(gone, buffer(), rmr, 0).comp(done).submit()),
+            completed(runtime, |done| runtime.post_get(gone, buffer(), rmr, 0).comp(done).submit()),
         ),
     ];
     for (what, outcome) in outcomes {

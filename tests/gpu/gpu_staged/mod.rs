@@ -8,7 +8,7 @@ mod endings;
 mod matrix;
 
 use crate::support;
-use crate::support::gpu_ranks::over;
+use crate::support::gpu_ranks::completed;
 use crate::support::gpus::{are_real as is_real, of as gpus};
 use crate::support::ranks::{Ranks, Role};
 use crate::support::{Job, OverShm, Watchdog, built};
@@ -172,7 +172,7 @@ fn sent(
     tag: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
+    completed(runtime, |done| {
         let buffer = buffer.take().unwrap();
         runtime.post_send(Rank(to), buffer, carrack::Tag(tag)).comp(done).submit()
     })
@@ -185,7 +185,7 @@ fn received(
     tag: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
+    completed(runtime, |done| {
         runtime.post_recv(Rank(from), buffer.take().unwrap(), carrack::Tag(tag)).comp(done).submit()
     })
 }

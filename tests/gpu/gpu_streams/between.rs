@@ -102,8 +102,8 @@ pub(crate) fn ring(role: &Role) {
         // A stream has room for some hundred operations.
         until(std::slice::from_ref(&runtime), || sent.get() + 40 > step);
     }
-    let over = stream.record().unwrap();
-    until(std::slice::from_ref(&runtime), || is_past(&over) && sent.get() == STEPS);
+    let end = stream.record().unwrap();
+    until(std::slice::from_ref(&runtime), || is_past(&end) && sent.get() == STEPS);
     assert_eq!(arrived.error().map(|error| error.to_string()), None);
     for step in 0..STEPS {
         let from =

@@ -119,15 +119,15 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
         (held, waits, arrived)
     };
     settle(&ground.ranks);
-    let over = [held, waits].map(|stream| stream.record().unwrap());
-    assert!(over.iter().all(|event| !is_past(event)) && ended.is_empty());
+    let ends = [held, waits].map(|stream| stream.record().unwrap());
+    assert!(ends.iter().all(|event| !is_past(event)) && ended.is_empty());
     drop(ground.ranks.remove(0));
     assert_eq!(ended.len(), 8, "each ends once");
     while let Some(status) = ended.pop() {
         assert!(matches!(status.ok().unwrap_err(), OpError::Closed));
     }
     assert!(matches!(arrived.error(), Some(OpError::Closed)));
-    over.into_iter().for_each(|event| event.wait().unwrap());
+    ends.into_iter().for_each(|event| event.wait().unwrap());
     // A counter that outlives its runtime holds nothing up.
     let stream = gpu.stream().unwrap();
     arrived.wait_on(&stream, 1 << 30).unwrap();

@@ -3,8 +3,8 @@
 use super::{STRIPE, buffer, check, fill};
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{
-    Gpus, Kind, PATIENCE, Went, filled, get, heard, holds, over, put, receive, registered, send,
-    told,
+    Gpus, Kind, PATIENCE, Went, completed, filled, get, heard, holds, put, receive, registered,
+    send, told,
 };
 use crate::support::ranks::{Ranks, Role};
 use crate::support::words::are_all;
@@ -165,7 +165,7 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     runtime.barrier().unwrap();
     // The old name is stale, the new one is good.
     let old = RemoteKey::from_bytes(&old).unwrap();
-    let stale = over(runtime, |done| {
+    let stale = completed(runtime, |done| {
         runtime.post_put(Rank(0), filled(LEN, 1), &old, 0).comp(done).submit()
     });
     assert!(matches!(stale.unwrap().ok(), Err(OpError::Stale(Rank(0)))));
@@ -287,7 +287,7 @@ pub(crate) fn messages(role: &Role) {
             batch.push(Piece { local: piece, range: 0..piece.len(), rmr: &rmr, offset: at as u64 });
             at += piece.len();
         }
-        over(&runtime, |done| runtime.post_put_batch(Rank(1), &batch).comp(done).submit())
+        completed(&runtime, |done| runtime.post_put_batch(Rank(1), &batch).comp(done).submit())
             .unwrap()
             .ok()
             .unwrap();

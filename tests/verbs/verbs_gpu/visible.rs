@@ -77,10 +77,10 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
                     assert!(told.take()[0].error.is_none());
                 }
                 Way::Flush => {
-                    let over = Sink::keeping();
-                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&over);
+                    let done = Sink::keeping();
+                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&done);
                     flush.submit().unwrap();
-                    assert!(over.one(ranks).error.is_none());
+                    assert!(done.one(ranks).error.is_none());
                 }
                 _ => {
                     let status = sink.one(ranks);

@@ -51,11 +51,11 @@ impl Tally {
 }
 
 /// Puts and gets, of all lengths, to and from the region whose key rank 1 has published last.
-fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tally, seed: u64) {
+fn load(rank: &Runtime, told: &Mutex<RemoteKey>, stop: &AtomicBool, tally: &Tally, seed: u64) {
     let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
     let mut in_flight = 0;
     loop {
-        let has_ended = over.load(Ordering::Acquire);
+        let has_ended = stop.load(Ordering::Acquire);
         if !has_ended && in_flight < 64 {
             let rmr = told.lock().clone();
             let len = [1, 100, 5000, 60_000, 300_000][rng.random_range(0..5)];
@@ -100,12 +100,12 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_in_fli
         (mr, rmr)
     };
     let (first, rmr) = register();
-    let (told, over, tally) = (Mutex::new(rmr), AtomicBool::new(false), Tally::default());
+    let (told, stop, tally) = (Mutex::new(rmr), AtomicBool::new(false), Tally::default());
     std::thread::scope(|scope| {
         for (seed, at) in (0..).zip([0, 2, 0, 2]) {
-            let (rank, told, over, tally) = (&ranks[at], &told, &over, &tally);
+            let (rank, told, stop, tally) = (&ranks[at], &told, &stop, &tally);
             tally.at_work.fetch_add(1, Ordering::Relaxed);
-            scope.spawn(move || load(rank, told, over, tally, seed));
+            scope.spawn(move || load(rank, told, stop, tally, seed));
         }
         let reached = |count: &AtomicU64, before| {
             until(std::slice::from_ref(owner), || {
@@ -123,7 +123,7 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_in_fli
             *told.lock() = rmr;
             mr = Some(next);
         }
-        over.store(true, Ordering::Release);
+        stop.store(true, Ordering::Release);
         // The owner still has to answer the operations that are left.
         until(std::slice::from_ref(owner), || tally.at_work.load(Ordering::Acquire) == 0);
     });

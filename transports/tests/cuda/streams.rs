@@ -104,10 +104,10 @@ pub fn words() {
             );
             assert!(!first.is_behind(&second));
             let are_past = || [&first, &second].map(|event| event.query().unwrap());
-            let over = stream.record().unwrap();
+            let end = stream.record().unwrap();
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(
-                (over.query(), flag.load(Ordering::Acquire)),
+                (end.query(), flag.load(Ordering::Acquire)),
                 (Ok(false), 0),
                 "{what}: it waits"
             );
@@ -115,7 +115,7 @@ pub fn words() {
             // Streams rule 1: no work of the program holds up the library's copies.
             start(&**gpu, (&dst, 0), (&src, 0), MIB).unwrap().wait().unwrap();
             gate.store(6, Ordering::Release);
-            over.wait().unwrap();
+            end.wait().unwrap();
             assert_eq!(are_past(), [true; 2], "{what}");
             assert_eq!(flag.load(Ordering::Acquire), 0xdead_beef_0000_0007, "{what}");
         }

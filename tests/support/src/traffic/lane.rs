@@ -187,9 +187,9 @@ impl<'a> Lane<'a> {
             return peer.gone && peer.in_flight == 0 && peer.receives == 0;
         }
         assert!(tally.count <= peer.expected.count, "{} is told twice of something", peer.rank);
-        let over = peer.told_done && done && tally.count == peer.expected.count;
-        assert!(!over || tally == peer.expected, "{} is told of something else", peer.rank);
-        over
+        let ended = peer.told_done && done && tally.count == peer.expected.count;
+        assert!(!ended || tally == peer.expected, "{} is told of something else", peer.rank);
+        ended
     }
 
     /// Begins all operations that can begin now.
