@@ -33,13 +33,13 @@ async fn fetch(runtime: &Runtime, from: Rank, rmr: &RemoteKey) -> Result<u64, Aw
     let block =
         |at: u64| runtime.post_get(from, vec![0; WORDS as usize * 8], rmr, at * WORDS * 8).start();
     // Started now, awaited later: so AHEAD blocks are on their way while one is worked on.
-    let mut under_way: std::collections::VecDeque<_> = (0..AHEAD as u64).map(block).collect();
+    let mut in_flight: std::collections::VecDeque<_> = (0..AHEAD as u64).map(block).collect();
     let mut sum = 0_u64;
     for next in AHEAD as u64..BLOCKS + AHEAD as u64 {
-        let Some(first) = under_way.pop_front() else { break };
+        let Some(first) = in_flight.pop_front() else { break };
         let status = first.await?;
         if next < BLOCKS {
-            under_way.push_back(block(next));
+            in_flight.push_back(block(next));
         }
         sum = sum.wrapping_add(squares(status.bytes().unwrap_or_default()));
     }

@@ -40,15 +40,15 @@ fn ring(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let rmr = runtime.exchange_keys(&registered)?.swap_remove(next.0 as usize);
 
     for step in 0..size {
-        let over = Counter::new();
+        let done = Counter::new();
         let at = (step as u64 + 1) * LEN as u64;
         let put = runtime.post_put(next, place(step)?, &rmr, at).remote_comp(name);
-        put.comp(&over).submit()?;
+        put.comp(&done).submit()?;
         // The token of the next step has arrived when its notification has.
         runtime.wait(|| {
-            over.get() + over.failed() > 0 && arrived.get() + arrived.failed() > u64::from(step)
+            done.get() + done.failed() > 0 && arrived.get() + arrived.failed() > u64::from(step)
         })?;
-        if over.failed() + arrived.failed() > 0 {
+        if done.failed() + arrived.failed() > 0 {
             return Err(format!("{}: a put failed in step {step}", runtime.rank()).into());
         }
         let from = (me + size - 1 - step) % size;

@@ -54,19 +54,19 @@ fn main() -> Result<()> {
     }
 
     for step in 0..size {
-        let over = Counter::new();
+        let done = Counter::new();
         let mut wanted = 0;
         for (rank, runtime) in ranks.iter().enumerate() {
             let (to, at) = (next(rank), ((step + 1) * LEN) as u64);
             let put = runtime.post_put(Rank(to as u32), place(rank, step)?, &names[to], at);
-            put.comp(&over).submit()?;
+            put.comp(&done).submit()?;
             wanted += 1;
         }
-        while over.get() + over.failed() < wanted {
+        while done.get() + done.failed() < wanted {
             ranks.iter().try_for_each(|rank| rank.progress().map(drop))?;
         }
-        if over.failed() > 0 {
-            return Err(format!("{} of {size} puts failed in step {step}", over.failed()).into());
+        if done.failed() > 0 {
+            return Err(format!("{} of {size} puts failed in step {step}", done.failed()).into());
         }
     }
 

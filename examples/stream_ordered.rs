@@ -65,8 +65,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         runtime.progress()?;
         runtime.wait(|| sent.get() + sent.failed() + AHEAD > step)?;
     }
-    let over = stream.record()?;
-    while sent.get() + sent.failed() < STEPS || !over.query()? {
+    let done = stream.record()?;
+    while sent.get() + sent.failed() < STEPS || !done.query()? {
         runtime.progress()?;
     }
     if let Some(error) = arrived.error() {

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_found_and_goes_on_writing_holds_nobody_up() {
+    fn a_process_that_is_not_found_and_goes_on_writing_does_not_hold_up_the_reader() {
         let began = Instant::now();
         let writes = "env -i timeout 60 sh -c 'while echo line; do sleep 0.01; done'";
         let said = read(&mut shell(&format!("echo first; {writes} &")), SOON).unwrap();

@@ -38,7 +38,7 @@ pub struct Running {
     /// Lines of one output that came while a line of the other was waited for.
     kept: VecDeque<(Stream, String)>,
     /// Set once its end was taken up: its number may then be another process's.
-    is_over: bool,
+    has_ended: bool,
 }
 
 impl Running {
@@ -70,7 +70,7 @@ impl Running {
         let (outputs, (send, lines)) =
             ((child.stdout.take(), child.stderr.take()), mpsc::channel());
         // Before the threads: where none can be started, the drop of this ends the command.
-        let this = Self { child, words, mark, lines, kept: VecDeque::new(), is_over: false };
+        let this = Self { child, words, mark, lines, kept: VecDeque::new(), has_ended: false };
         let stdout = outputs.0.map(|pipe| read_lines(pipe, send.clone(), Stream::Out));
         let stderr = outputs.1.map(|pipe| read_lines(pipe, send, Stream::Err));
         for is_read in [stdout, stderr].into_iter().flatten() {
@@ -104,7 +104,7 @@ impl Running {
     /// Sends a signal to the command, not to the processes that it has started, unless it has
     /// ended.
     pub fn signal(&self, signal: Signal) {
-        if !self.is_over {
+        if !self.has_ended {
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
@@ -116,7 +116,7 @@ impl Running {
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, ChildError> {
         let lost = |source| ChildError::Lost { command: self.words.clone(), source };
         let ended = self.child.try_wait().map_err(lost)?;
-        self.is_over |= ended.is_some();
+        self.has_ended |= ended.is_some();
         Ok(ended)
     }
 
@@ -242,8 +242,8 @@ impl Running {
         }
         // One that has changed its user goes on.
         match self.child.try_wait() {
-            Ok(None) if self.child.kill().is_ok() => self.is_over |= self.child.wait().is_ok(),
-            Ok(ended) => self.is_over |= ended.is_some(),
+            Ok(None) if self.child.kill().is_ok() => self.has_ended |= self.child.wait().is_ok(),
+            Ok(ended) => self.has_ended |= ended.is_some(),
             // Its number may be another process's by now.
             Err(_) => {}
         }

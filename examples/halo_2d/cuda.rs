@@ -58,13 +58,13 @@ impl Kernels for CudaKernels {
         let (mut rows, mut columns) = (step.layout.rows as u32, step.layout.columns as u32);
         let grid = ((2 * columns + 2 * (rows - 2)).div_ceil(WIDE * HIGH), 1, 1);
         let (mut from, mut to, mut rate) = (self.at(step.from), self.at(step.to), RATE);
-        let [mut beside_left, mut beside_right] = step.beside.map(|cell| self.at(cell));
+        let [mut neighbour_left, mut neighbour_right] = step.neighbours.map(|cell| self.at(cell));
         let [mut edge_left, mut edge_right] = step.edges.map(|cell| self.at(cell));
         let mut arguments: [*mut c_void; 9] = [
             (&raw mut from).cast(),
             (&raw mut to).cast(),
-            (&raw mut beside_left).cast(),
-            (&raw mut beside_right).cast(),
+            (&raw mut neighbour_left).cast(),
+            (&raw mut neighbour_right).cast(),
             (&raw mut edge_left).cast(),
             (&raw mut edge_right).cast(),
             (&raw mut rows).cast(),

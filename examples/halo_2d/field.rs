@@ -68,7 +68,7 @@ pub(crate) struct Step {
     pub(crate) from: usize,
     pub(crate) to: usize,
     /// Columns of the neighbours on the left and on the right, which the step reads.
-    pub(crate) beside: [usize; 2],
+    pub(crate) neighbours: [usize; 2],
     /// The rank's own outermost columns, which the step writes for the neighbours.
     pub(crate) edges: [usize; 2],
 }
@@ -104,7 +104,7 @@ impl steps::Block for Block {
         let there = 8 * self.layout.incoming(SIDES[put.to.side ^ 1], odd) as u64;
         let edge = self.slice(self.layout.outgoing(side, odd), self.layout.edge(side))?;
         let post = put.runtime.post_put(put.to.rank, edge, &put.to.rmr, there);
-        post.remote_comp(put.to.name).on_stream(put.stream).comp(put.over).submit()?;
+        post.remote_comp(put.to.name).on_stream(put.stream).comp(put.done).submit()?;
         Ok(())
     }
 }
@@ -118,7 +118,7 @@ impl Block {
             layout,
             from: layout.field(from),
             to: layout.field(to),
-            beside: columns.map(|side| layout.incoming(side, from)),
+            neighbours: columns.map(|side| layout.incoming(side, from)),
             edges: columns.map(|side| layout.outgoing(side, to)),
         }
     }

@@ -75,11 +75,11 @@ impl Kernels for SimulatedKernels {
     }
 
     fn border(&self, stream: &Arc<dyn Stream>, step: &Step) -> Result<()> {
-        let Step { layout: Layout { rows, columns }, from, to, beside, edges } = *step;
+        let Step { layout: Layout { rows, columns }, from, to, neighbours, edges } = *step;
         self.launch(stream, move |kernel, memory| {
             let old = read(kernel, memory, from, (rows + 2) * columns)?;
-            let left = read(kernel, memory, beside[0], rows)?;
-            let right = read(kernel, memory, beside[1], rows)?;
+            let left = read(kernel, memory, neighbours[0], rows)?;
+            let right = read(kernel, memory, neighbours[1], rows)?;
             let cell = |row: usize, column: usize| {
                 let here = row * columns + column;
                 let left = if column == 0 { left[row - 1] } else { old[here - 1] };

@@ -85,7 +85,7 @@ impl steps::Block for Block {
             [[1, last + 1], [last, 0]][put.to.side].map(|row| layout.layer(step + 1, row));
         let (rank, rmr) = (put.to.rank, &put.to.rmr);
         let post = put.runtime.post_put_strided(rank, &self.memory, &ours, rmr, &theirs);
-        post.remote_comp(put.to.name).on_stream(put.stream).comp(put.over).submit()?;
+        post.remote_comp(put.to.name).on_stream(put.stream).comp(put.done).submit()?;
         Ok(())
     }
 }

@@ -76,7 +76,7 @@ pub(crate) struct Put<'s> {
     pub(crate) runtime: &'s Runtime,
     pub(crate) to: &'s Neighbour,
     pub(crate) stream: &'s Arc<dyn Stream>,
-    pub(crate) over: &'s Counter,
+    pub(crate) done: &'s Counter,
 }
 
 pub(crate) struct Neighbour {
@@ -223,8 +223,8 @@ impl<'a, B: Block> Steps<'a, B> {
     fn give_edges(&mut self) -> Result<()> {
         self.exchanged += 1;
         for to in &self.neighbours {
-            let (runtime, stream, over) = (self.runtime, &self.border, &self.put);
-            self.block.put(self.step, &Put { runtime, to, stream, over })?;
+            let (runtime, stream, done) = (self.runtime, &self.border, &self.put);
+            self.block.put(self.step, &Put { runtime, to, stream, done })?;
             self.posted += 1;
         }
         Ok(())

@@ -6,7 +6,7 @@
 //! STEAL  thief → victim       give me nodes
 //! NODES  victim → thief       the older half of its nodes, or nothing
 //! TOKEN  rank → next rank     Safra's token: round the ring, to detect the end
-//! OVER   rank 0 → the others  the end
+//! END    rank 0 → the others  the end
 //! ```
 //!
 //! Safra's algorithm (Dijkstra, EWD 998, 1987) detects the end. It does not suffice that every rank
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const STEAL: Tag = Tag(1);
 const NODES: Tag = Tag(2);
 const TOKEN: Tag = Tag(3);
-const OVER: Tag = Tag(4);
+const END: Tag = Tag(4);
 
 /// Nodes between two looks at the queue. A thief waits for about as long, some microseconds.
 const TURN: usize = 32;
@@ -50,7 +50,7 @@ pub(crate) struct Worker<'a> {
     token: Option<(i64, bool)>,
     sent_less_got: i64,
     black: bool,
-    over: bool,
+    ended: bool,
     pub(crate) visited: u64,
     pub(crate) steals: u64,
 }
@@ -60,7 +60,7 @@ impl<'a> Worker<'a> {
     /// token, which is black at first so that it goes round.
     pub(crate) fn new(runtime: &'a Runtime) -> Result<Self> {
         let first = runtime.rank() == Rank(0);
-        // Each rank can send a STEAL and the answer to this rank's; the token and OVER come on
+        // Each rank can send a STEAL and the answer to this rank's; the token and END come on
         // top.
         let inbox = CompQueue::new(2 * runtime.size() as usize + 2);
         let name = runtime.register_comp(&inbox)?;
@@ -77,7 +77,7 @@ impl<'a> Worker<'a> {
             token: first.then_some((0, true)),
             sent_less_got: 0,
             black: false,
-            over: false,
+            ended: false,
             visited: 0,
             steals: 0,
         })
@@ -85,7 +85,7 @@ impl<'a> Worker<'a> {
 
     /// Works and steals until no rank has work.
     pub(crate) fn run(&mut self) -> Result<()> {
-        while !self.over {
+        while !self.ended {
             for _ in 0..TURN {
                 let Some(node) = self.nodes.pop_back() else { break };
                 self.visited += 1;
@@ -114,7 +114,7 @@ impl<'a> Worker<'a> {
             self.send(Rank(victim as u32), &[], STEAL)?;
             self.asked = true;
         }
-        match self.runtime.wait_for(self.pause, || self.over || !self.inbox.is_empty()) {
+        match self.runtime.wait_for(self.pause, || self.ended || !self.inbox.is_empty()) {
             Ok(()) | Err(WaitError::TimedOut(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -150,7 +150,7 @@ impl<'a> Worker<'a> {
                 let mut number = || numbers.next().map(i64::from_le_bytes).ok_or("half a token");
                 self.token = Some((number()?, number()? != 0));
             }
-            _ => self.over = true,
+            _ => self.ended = true,
         }
         Ok(())
     }
@@ -159,8 +159,8 @@ impl<'a> Worker<'a> {
     fn pass_on(&mut self, count: i64, black: bool) -> Result<()> {
         let (me, size) = (self.runtime.rank().0, self.runtime.size());
         if me == 0 && count == 0 && !black {
-            self.over = true;
-            return (1..size).try_for_each(|rank| self.send(Rank(rank), &[], OVER));
+            self.ended = true;
+            return (1..size).try_for_each(|rank| self.send(Rank(rank), &[], END));
         }
         let (count, black) = if me == 0 { (0, false) } else { (count, black) };
         self.black = false;

@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 const PROTOCOL: Protocol = Protocol { tag: *b"fuzz", version: 1, longest: 256 };
 
 fuzz_target!(|messages: Vec<(Option<u8>, Vec<u8>)>| {
-    let key = Key::of(b"what nobody knows");
+    let key = Key::of(b"an unknown secret");
     for role in [Role::Dialer, Role::Listener] {
         let mut side = Handshake::new(role, PROTOCOL, key.clone(), Claim::default()).unwrap();
         for (kind, bytes) in &messages {

@@ -99,7 +99,7 @@ mod tests {
         deadlines.note(Deadline::now());
         assert_eq!(deadlines.limit(Duration::from_secs(1)), Duration::ZERO);
         assert!(deadlines.due().is_some());
-        assert!(deadlines.due().is_none(), "whoever was told looks at all that is left");
+        assert!(deadlines.due().is_none(), "the caller that was told looks at all that is left");
         assert_eq!(deadlines.limit(Duration::from_secs(1)), Duration::from_secs(1));
     }
 

@@ -161,7 +161,9 @@ mod tests {
                 std::iter::from_fn(|| staging.take(&gpu, Way::Out, false)).take(100).collect();
             assert_eq!(taken.len(), BLOCKS);
             assert!(taken.iter().all(|block| block.memory().kind() == MemKind::Pinned));
-            taken.push(staging.take(&gpu, Way::Out, true).expect("whoever has none gets one"));
+            taken.push(
+                staging.take(&gpu, Way::Out, true).expect("a caller without a block gets one"),
+            );
             assert!(
                 staging.take(&gpu, Way::In, false).is_some(),
                 "the other way has blocks of its own"

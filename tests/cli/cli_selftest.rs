@@ -318,7 +318,7 @@ fn what_was_started_to_outlive_its_terminal_does() {
 }
 
 #[test]
-fn all_is_tested_and_reported_where_nobody_reads_the_output() {
+fn all_is_tested_and_reported_where_no_process_reads_the_output() {
     let (reader, closed) = std::io::pipe().unwrap();
     drop(reader);
     let full = fs::File::options().write(true).open("/dev/full").unwrap();

@@ -159,7 +159,7 @@ fn a_field_that_is_no_field_is_refused_with_what_to_write() {
 }
 
 #[test]
-fn ranks_that_were_started_with_different_arguments_say_so_and_wait_for_nobody() {
+fn ranks_that_were_started_with_different_arguments_say_so_and_do_not_wait() {
     for theirs in ["16 3", "8 2", "8 3 /dev/null"] {
         let mut command = Command::new(carrack());
         command.args(["run", "-n", "2", "--timeout", "100", "--", "sh", "-c"]);
@@ -187,7 +187,7 @@ fn settings_that_make_no_sense_are_told_in_words_and_once() {
 }
 
 #[test]
-fn a_picture_that_cannot_be_written_is_an_error_and_nobody_waits_for_the_rank_that_has_it() {
+fn a_picture_that_cannot_be_written_is_an_error_and_no_rank_waits_for_the_one_that_has_it() {
     let args = ["24", "2", "/proc/no such folder/field.svg"];
     let alone = Command::new(examples().join("halo_2d"));
     let mut launched = Command::new(carrack());

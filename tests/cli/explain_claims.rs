@@ -67,7 +67,7 @@ fn of_three_ranks_two_share_a_gpu_and_the_third_has_a_copier() {
 }
 
 #[test]
-fn who_alone_asks_on_a_shared_gpu_has_a_copier_and_the_others_wait_for_nobody() {
+fn the_only_rank_that_asks_on_a_shared_gpu_has_a_copier_and_the_others_do_not_wait() {
     for asks in 0..2 {
         let first = format!("[ $CARRACK_RANK = {asks} ] && export CARRACK_GPU_COPIER=1;");
         for Told { rank, state, .. } in told(&on("3", 2, &first, JSON, &[])) {

@@ -188,7 +188,7 @@ fn without_a_secret_it_works_and_warns() {
 }
 
 #[test]
-fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
+fn what_is_wrong_with_the_variables_is_said_without_waiting_for_any_rank() {
     for (name, value, expected) in [
         ("RANK", "2", "RANK is 2, not below WORLD_SIZE=2"),
         ("MASTER_PORT", "none", "MASTER_PORT is \"none\", which is not a number"),

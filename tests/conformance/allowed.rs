@@ -314,7 +314,7 @@ impl<'a> Run<'a> {
         let mut status = None;
         loop {
             match outcome {
-                Ok(Outcome::Done(over)) => status = Some(over),
+                Ok(Outcome::Done(ended)) => status = Some(ended),
                 Ok(Outcome::Posted) => {}
                 // It is the caller's again: now that there is room it can go.
                 Ok(Outcome::Retry(_)) | Err(PostError::OffersFull { .. }) => {
@@ -507,7 +507,7 @@ impl<'a> Run<'a> {
         if !case.waits() {
             return operation();
         }
-        let over = AtomicBool::new(false);
+        let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if case.nature() == Nature::Retry {
@@ -516,13 +516,13 @@ impl<'a> Run<'a> {
                 }
                 self.make_room();
                 self.meet();
-                while !over.load(Ordering::Acquire) {
+                while !ended.load(Ordering::Acquire) {
                     let _ = self.bench.ranks()[1].progress_all();
                     std::thread::yield_now();
                 }
             });
             let outcome = operation();
-            over.store(true, Ordering::Release);
+            ended.store(true, Ordering::Release);
             outcome
         })
     }
@@ -584,6 +584,6 @@ impl<'a> Run<'a> {
             Recv { .. } | Flush { .. } => {}
         }
         let engine = self.bench.ranks()[1].default_matching_engine();
-        assert_eq!(engine.waiting(), (0, 0), "messages, and receives, that nobody meets");
+        assert_eq!(engine.waiting(), (0, 0), "unmatched messages and receives");
     }
 }

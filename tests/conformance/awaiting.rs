@@ -17,18 +17,18 @@ use std::time::Duration;
 
 crate::support::over_each_transport!(
     operations_of_every_kind_can_be_awaited,
-    started_operations_are_under_way_together,
+    started_operations_are_in_flight_together,
     a_future_that_is_dropped_lets_its_operation_go_on,
     a_future_fails_as_its_operation_does,
     a_full_backlog_makes_a_future_wait_and_not_fail,
-    a_future_is_woken_by_whoever_makes_progress,
+    a_future_is_woken_by_any_thread_that_makes_progress,
     a_future_that_wakes_itself_does_not_keep_progress_from_being_made,
     an_executor_that_runs_drive_awaits_operations_and_sleeps_between_them,
     a_handler_that_gets_the_runtime_replies_and_does_not_keep_it_alive,
     blocking_on_a_future_in_a_handler_is_an_error,
-    a_progress_thread_delivers_while_nobody_calls_progress,
+    a_progress_thread_delivers_while_the_program_makes_no_progress,
     a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes,
-    a_device_is_drained_when_everything_that_was_sent_is_over,
+    a_device_is_drained_when_everything_that_was_sent_has_ended,
     what_is_pending_is_told_in_words,
 );
 
@@ -177,14 +177,14 @@ fn operations_of_every_kind_can_be_awaited<J: Job>() {
             let (mut sent, mut received) = (None, None);
             let both = std::future::poll_fn(|context| {
                 if sent.is_none()
-                    && let Poll::Ready(over) = send.as_mut().poll(context)
+                    && let Poll::Ready(ended) = send.as_mut().poll(context)
                 {
-                    sent = Some(over);
+                    sent = Some(ended);
                 }
                 if received.is_none()
-                    && let Poll::Ready(over) = receive.as_mut().poll(context)
+                    && let Poll::Ready(ended) = receive.as_mut().poll(context)
                 {
-                    received = Some(over);
+                    received = Some(ended);
                 }
                 if sent.is_some() && received.is_some() { Poll::Ready(()) } else { Poll::Pending }
             });
@@ -209,7 +209,7 @@ fn operations_of_every_kind_can_be_awaited<J: Job>() {
     assert_eq!(heard.one(&ranks).tag, Tag(4));
 }
 
-fn started_operations_are_under_way_together<J: Job>() {
+fn started_operations_are_in_flight_together<J: Job>() {
     let ranks = J::pair();
     let receives: Vec<_> =
         (0..8).map(|tag| ranks[1].post_recv(Rank(0), vec![0; 100], Tag(tag)).start()).collect();
@@ -284,7 +284,7 @@ fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
     until(&ranks, || arrived.get() == 100);
 }
 
-fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
+fn a_future_is_woken_by_any_thread_that_makes_progress<J: Job>() {
     struct Count(AtomicUsize);
     impl Wake for Count {
         fn wake(self: Arc<Self>) {
@@ -338,7 +338,7 @@ fn blocking_on_a_future_in_a_handler_is_an_error<J: Job>() {
     assert!(seen.lock()[0].contains("handler"));
 }
 
-fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
+fn a_progress_thread_delivers_while_the_program_makes_no_progress<J: Job>() {
     let ranks = J::ranks_with(2, J::settings().progress(ProgressChoice::Thread));
     let (count, bytes) = (Counter::new(), Arc::new(Mutex::new(Vec::new())));
     let echo = {
@@ -354,7 +354,7 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     // Only the two threads make progress.
     let start = std::time::Instant::now();
     while count.get() < 4 || bytes.lock().len() < 4 {
-        assert!(start.elapsed() < LIMIT, "nobody makes progress");
+        assert!(start.elapsed() < LIMIT, "no thread makes progress");
         std::thread::sleep(Duration::from_millis(1));
     }
     let want: Vec<_> = sizes.into_iter().map(|size| pattern(2, size)).collect();
@@ -381,7 +381,7 @@ fn a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes<J: Job>() {
     }
 }
 
-fn a_device_is_drained_when_everything_that_was_sent_is_over<J: Job>() {
+fn a_device_is_drained_when_everything_that_was_sent_has_ended<J: Job>() {
     let ranks = J::pair();
     let [zero, one] = &ranks;
     let device = zero.default_device();
@@ -407,11 +407,11 @@ fn what_is_pending_is_told_in_words<J: Job>() {
     let ranks = J::pair();
     let [zero, one] = &ranks;
     assert!(zero.pending().operations.is_empty());
-    let (over, payload) = (Counter::new(), pattern(4, 100_000));
+    let (ended, payload) = (Counter::new(), pattern(4, 100_000));
     let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
-    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&over).try_submit());
-    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&over).try_submit());
-    sent(&ranks, || one.post_send(Rank(0), b"nobody waits", Tag(1)).try_submit());
+    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&ended).try_submit());
+    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&ended).try_submit());
+    sent(&ranks, || one.post_send(Rank(0), b"none waits", Tag(1)).try_submit());
     until(&ranks, || zero.pending().unexpected == 1);
     let text = zero.pending().to_string();
     assert!(text.contains("rank 0 of 2: 2 operations pending, 1 messages"), "{text}");

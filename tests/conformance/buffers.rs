@@ -43,13 +43,14 @@ fn a_list_of_buffers_is_sent_as_one_message_and_comes_back<J: Job>() {
     let name = ranks[1].register_comp(&heard).unwrap();
     for size in [0, 5, 40, 300, 8192, 100_000] {
         let payload = pattern(size as u64, size);
-        let over = Sink::keeping();
+        let ended = Sink::keeping();
         let list = cut(&payload, &[3, 0, size / 3]);
         let count = list.len();
-        let mut am = ranks[0].post_am(Rank(1), list, name).comp(&over).user_context(UserContext(3));
+        let mut am =
+            ranks[0].post_am(Rank(1), list, name).comp(&ended).user_context(UserContext(3));
         am.submit().unwrap();
         assert!(matches!(am.try_submit(), Err(PostError::Spent)));
-        let status = over.one(&ranks);
+        let status = ended.one(&ranks);
         assert_eq!((status.size, status.user_context), (size, UserContext(3)));
         assert_eq!(status.buffer.to_vec().unwrap(), payload);
         assert!(
@@ -103,11 +104,11 @@ fn a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else<J: Job>() 
         }
     }
     // One that waits can be cancelled.
-    let over = Sink::keeping();
-    let mut recv = ranks[1].post_recv(Rank(0), vec![Buffer::Vec(vec![1; 4])], Tag(77)).comp(&over);
+    let ended = Sink::keeping();
+    let mut recv = ranks[1].post_recv(Rank(0), vec![Buffer::Vec(vec![1; 4])], Tag(77)).comp(&ended);
     assert!(recv.try_submit().unwrap().is_posted());
     assert!(ranks[1].cancel(&recv.ticket().unwrap()).unwrap());
-    let status = over.one(&ranks);
+    let status = ended.one(&ranks);
     assert!(matches!(&status.buffer, Buffer::List(list) if list[0].as_slice() == Some(&[1; 4])));
     assert!(matches!(status.ok(), Err(OpError::Cancelled)));
     // One that is too short in all.
@@ -133,16 +134,16 @@ fn lists_are_put_and_got_as_one_piece<J: Job>() {
     let rmr = mr.remote_key();
     for rmr in [rmr.clone(), carrack::RemoteKey::from_bytes(&rmr.to_bytes()[..28]).unwrap()] {
         let payload = pattern(6, 9000);
-        let over = Sink::keeping();
+        let ended = Sink::keeping();
         let list = cut(&payload, &[10, 4000, 20]);
-        ranks[0].post_put(Rank(1), list, &rmr, 100).comp(&over).submit().unwrap();
-        let status = over.one(&ranks);
+        ranks[0].post_put(Rank(1), list, &rmr, 100).comp(&ended).submit().unwrap();
+        let status = ended.one(&ranks);
         assert!(status.error.is_none());
         assert_eq!(status.buffer.to_vec().unwrap(), payload);
         assert_eq!(region.slice(100, 9000).unwrap().to_vec().unwrap(), payload);
         let list = vec![Buffer::Vec(vec![0; 1]), Buffer::Vec(vec![0; 8999])];
-        ranks[0].post_get(Rank(1), list, &rmr, 100).comp(&over).submit().unwrap();
-        assert_eq!(over.one(&ranks).buffer.to_vec().unwrap(), payload);
+        ranks[0].post_get(Rank(1), list, &rmr, 100).comp(&ended).submit().unwrap();
+        assert_eq!(ended.one(&ranks).buffer.to_vec().unwrap(), payload);
         region.whole().write(&vec![0; 10_000]).unwrap();
     }
 }

@@ -31,10 +31,10 @@ over_each_transport!(
     a_link_that_is_dropped_lets_the_receiver_know,
     a_device_that_closes_is_told_to_those_who_send_to_it,
     a_caller_s_mistake_is_an_error_of_the_call,
-    an_address_that_is_nobodys_is_refused,
+    an_address_of_no_device_is_refused,
     what_a_peer_sent_before_it_went_comes_also_when_it_is_looked_for_too_late,
     only_one_thread_polls_at_a_time,
-    a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one,
+    a_sleeping_thread_is_woken_by_a_message_and_never_misses_one,
 );
 
 fn transport(choice: TransportChoice) -> Box<dyn Transport> {
@@ -103,11 +103,11 @@ fn poll_until(sides: &mut [&mut Side], mut done: impl FnMut(usize, Event) -> boo
     loop {
         #[allow(clippy::needless_range_loop, reason = "the number is used for more than the index")]
         for at in 0..sides.len() {
-            let mut over = false;
+            let mut ended = false;
             for event in sides[at].poll() {
-                over |= done(at, event);
+                ended |= done(at, event);
             }
-            if over {
+            if ended {
                 return;
             }
         }
@@ -435,7 +435,7 @@ fn a_caller_s_mistake_is_an_error_of_the_call<J: Job>() {
     assert!(device.is_err(), "devices receive into host memory");
 }
 
-fn an_address_that_is_nobodys_is_refused<J: Job>() {
+fn an_address_of_no_device_is_refused<J: Job>() {
     let [mut here, there] = [0, 1].map(Side::new::<J>);
     let mut long = there.device.address().0;
     long.extend([0; 300]);
@@ -488,12 +488,12 @@ fn only_one_thread_polls_at_a_time<J: Job>() {
     }
     let device = there.device.clone();
     let mut batch = Batch::new(1);
-    let mut beside = None;
+    let mut meanwhile = None;
     let mut ordered = |batch: &mut Batch| {
         batch.drain().for_each(drop);
         // Before another thread can poll: matching happens here.
         let other = there.device.clone();
-        beside =
+        meanwhile =
             std::thread::spawn(move || other.poll(&mut Batch::new(1), &mut |_: &mut Batch| {}))
                 .join()
                 .ok();
@@ -502,10 +502,10 @@ fn only_one_thread_polls_at_a_time<J: Job>() {
     while J::TAKES_TIME && polled == Polled::Idle {
         polled = device.poll(&mut batch, &mut ordered);
     }
-    assert_eq!((polled, beside), (Polled::Some, Some(Polled::Busy)));
+    assert_eq!((polled, meanwhile), (Polled::Some, Some(Polled::Busy)));
 }
 
-fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
+fn a_sleeping_thread_is_woken_by_a_message_and_never_misses_one<J: Job>() {
     const ROUNDS: u64 = 300;
     let [mut here, mut there] = [0, 1].map(Side::new::<J>);
     let links = [here.connect(&there, 1), there.connect(&here, 0)];
@@ -550,7 +550,7 @@ fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
         let one = scope.spawn(|| serve(&mut here, &links[0], 1, true));
         serve(&mut there, &links[1], 0, false) + one.join().unwrap()
     });
-    assert!(slept > 0, "nobody ever slept");
+    assert!(slept > 0, "no thread ever slept");
     // With an event pending already, no thread may sleep.
     assert_eq!(am(&links[0], 0, &[]), Ok(Submit::Done));
     match there.device.arm() {

@@ -20,11 +20,11 @@ crate::support::over_each_transport!(
     the_race_of_cancelling_and_arriving_has_one_winner,
     a_receive_without_a_message_ends_at_its_deadline,
     what_waits_for_a_peer_that_never_starts_ends_at_its_deadline,
-    a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive,
+    a_large_message_without_a_receive_ends_at_its_deadline_and_may_still_arrive,
     operations_on_memory_end_at_their_deadline_when_their_owner_is_silent,
-    an_operation_that_is_over_in_time_knows_nothing_of_its_deadline,
+    an_operation_that_ends_in_time_knows_nothing_of_its_deadline,
     a_peer_is_suspect_while_it_is_silent,
-    messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget,
+    unexpected_messages_stay_with_their_sender_beyond_the_budget,
     very_many_messages_wait_for_a_rank_that_is_late,
     a_receiver_that_takes_another_message_first_is_no_deadlock,
     a_sender_that_does_not_listen_is_told_to,
@@ -198,9 +198,9 @@ fn a_receive_without_a_message_ends_at_its_deadline<J: Job>() {
 fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     let mut job = unstarted(2).into_iter();
     let zero = start(job.next().unwrap(), J::settings());
-    let over = Sink::keeping();
+    let done = Sink::keeping();
     let post = |context, size, deadline| {
-        let send = zero.post_send(Rank(1), pattern(context, size), Tag(context)).comp(&over);
+        let send = zero.post_send(Rank(1), pattern(context, size), Tag(context)).comp(&done);
         send.user_context(UserContext(context)).deadline(deadline).submit().unwrap();
     };
     post(0, 8, LATE);
@@ -208,8 +208,8 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     post(2, 100_000, SOON);
     post(3, 8, LATE);
     let alone = std::slice::from_ref(&zero);
-    until(alone, || over.count() == 2);
-    for (context, status) in (1..).zip(over.take()) {
+    until(alone, || done.count() == 2);
+    for (context, status) in (1..).zip(done.take()) {
         assert_eq!(status.user_context, UserContext(context));
         assert_eq!(
             status.buffer.to_vec().unwrap(),
@@ -228,21 +228,21 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     }
 }
 
-fn a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive<J: Job>() {
+fn a_large_message_without_a_receive_ends_at_its_deadline_and_may_still_arrive<J: Job>() {
     for kernel_copy in [AutoChoice::Auto, AutoChoice::Off] {
         let ranks = J::pair_with(J::settings().setting("kernel_copy", kernel_copy));
-        let (over, arrived) = (Sink::keeping(), Sink::keeping());
+        let (done, arrived) = (Sink::keeping(), Sink::keeping());
         let payload = pattern(3, 100_000);
         let mut send =
-            ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over).deadline(SOON);
+            ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&done).deadline(SOON);
         assert!(send.try_submit().unwrap().is_posted());
-        let status = over.one(&ranks);
+        let status = done.one(&ranks);
         assert!(status.buffer.is_empty(), "the peer may still read it");
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
         ranks[1].post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).submit().unwrap();
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), payload);
         settle(&ranks);
-        assert_eq!(over.count(), 0, "ended once");
+        assert_eq!(done.count(), 0, "ended once");
     }
 }
 
@@ -253,23 +253,23 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     region.whole().write(&pattern(1, 64)).unwrap();
     let mr = ranks[1].register_memory(&region).unwrap();
     let rmr = without_keys(&mr.remote_key());
-    let over = Sink::keeping();
+    let done = Sink::keeping();
     let to = Rank(1);
     let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
-    posted(ranks[0].post_put(to, vec![7; 16], &rmr, 0).comp(&over).deadline(SOON).try_submit());
-    posted(ranks[0].post_get(to, vec![0; 16], &rmr, 16).comp(&over).deadline(SOON).try_submit());
-    posted(ranks[0].post_fetch_add(to, &rmr, 32, 1).comp(&over).deadline(SOON).try_submit());
-    posted(ranks[0].post_flush(to).comp(&over).deadline(SOON).try_submit());
-    until(&ranks[..1], || over.count() == 4);
-    for status in over.take() {
+    posted(ranks[0].post_put(to, vec![7; 16], &rmr, 0).comp(&done).deadline(SOON).try_submit());
+    posted(ranks[0].post_get(to, vec![0; 16], &rmr, 16).comp(&done).deadline(SOON).try_submit());
+    posted(ranks[0].post_fetch_add(to, &rmr, 32, 1).comp(&done).deadline(SOON).try_submit());
+    posted(ranks[0].post_flush(to).comp(&done).deadline(SOON).try_submit());
+    until(&ranks[..1], || done.count() == 4);
+    for status in done.take() {
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
     }
     // When the owner goes on, it carries them out all the same, and signals no object again.
     settle(&ranks);
-    assert_eq!(over.count(), 0);
+    assert_eq!(done.count(), 0);
     assert_eq!(region.whole().to_vec().unwrap()[..16], [7; 16]);
-    ranks[0].post_flush(to).comp(&over).submit().unwrap();
-    over.one(&ranks).ok().unwrap();
+    ranks[0].post_flush(to).comp(&done).submit().unwrap();
+    done.one(&ranks).ok().unwrap();
 }
 
 /// Returns an rmr that no transport can map.
@@ -278,9 +278,9 @@ fn without_keys(rmr: &RemoteKey) -> RemoteKey {
     RemoteKey::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()
 }
 
-fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
+fn an_operation_that_ends_in_time_knows_nothing_of_its_deadline<J: Job>() {
     let ranks = J::pair();
-    let (over, arrived) = (Sink::keeping(), Sink::keeping());
+    let (done, arrived) = (Sink::keeping(), Sink::keeping());
     // Long enough on a busy machine, and waited for below.
     let limit = Duration::from_secs(3);
     for (at, size) in (0..).zip([1, 100, 9000, 200_000]) {
@@ -291,14 +291,14 @@ fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
             .try_submit();
         assert!(recv.unwrap().is_posted());
         let mut send =
-            ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over).deadline(limit);
+            ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&done).deadline(limit);
         send.submit().unwrap();
-        until(&ranks, || over.count() == 1 && arrived.count() == 1);
-        over.take().remove(0).ok().unwrap();
+        until(&ranks, || done.count() == 1 && arrived.count() == 1);
+        done.take().remove(0).ok().unwrap();
         assert_eq!(arrived.take().remove(0).ok().unwrap().bytes().unwrap(), pattern(at, size));
     }
     std::thread::sleep(limit);
-    assert!(!happens(&ranks, SOON, || over.count() + arrived.count() > 0));
+    assert!(!happens(&ranks, SOON, || done.count() + arrived.count() > 0));
     assert_eq!(ranks[0].peer_state(Rank(1)), PeerState::Up);
 }
 
@@ -324,7 +324,7 @@ fn a_peer_is_suspect_while_it_is_silent<J: Job>() {
 }
 
 /// Bytes and entries of what the receiver keeps stay within the budget and what a link holds.
-fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>() {
+fn unexpected_messages_stay_with_their_sender_beyond_the_budget<J: Job>() {
     let budget = 64 << 10;
     let settings = J::settings()
         .unexpected(budget)
@@ -342,12 +342,12 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
         _ => 16 * (entry + 8192),
     };
     let sizes = [8, 40, 500, 8192, 0, 3000];
-    let over = Sink::keeping();
+    let done = Sink::keeping();
     let count = 3000;
     let mut owned = 0;
     for at in 0..count {
         let size = sizes[at as usize % sizes.len()];
-        let mut send = ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over);
+        let mut send = ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&done);
         if posted(&ranks, || send.try_submit()).is_posted() {
             owned += 1;
         }
@@ -356,7 +356,7 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     let kept = ranks[1].unexpected_bytes();
     assert!(kept > budget / 2 && kept <= budget + in_link, "{kept} B are kept of {budget}");
     assert!(owned > 2000, "only {owned} were offered");
-    assert_eq!(over.count(), 0, "what is offered waits");
+    assert_eq!(done.count(), 0, "what is offered waits");
     // They are all there, and in order where they have one key.
     for at in 0..count {
         let size = sizes[at as usize % sizes.len()];
@@ -365,8 +365,8 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
         let status = arrived.one(&ranks);
         assert_eq!(status.bytes().unwrap(), pattern(at, size), "message {at}");
     }
-    until(&ranks, || over.count() == owned);
-    assert!(over.take().into_iter().all(|status| status.error.is_none()));
+    until(&ranks, || done.count() == owned);
+    assert!(done.take().into_iter().all(|status| status.error.is_none()));
     assert_eq!(ranks[1].unexpected_bytes(), 0);
     // And then messages go whole again.
     settle(&ranks);
@@ -379,14 +379,14 @@ fn very_many_messages_wait_for_a_rank_that_is_late<J: Job>() {
     let count = amount("TEST_WAITING", 24_000, 100_000);
     let ranks = J::pair();
     let budget = ranks[1].settings().unexpected();
-    let (over, size) = (Counter::new(), |at: u64| [8, 60, 1000][at as usize % 3]);
+    let (done, size) = (Counter::new(), |at: u64| [8, 60, 1000][at as usize % 3]);
     let payload = random(&mut rng(), 1000);
     let mut offered = 0;
     for at in 0..count {
         let mut bytes = payload[..size(at)].to_vec();
         bytes[..8].copy_from_slice(&at.to_le_bytes());
         // One key for all: they have to come in order.
-        let mut send = ranks[0].post_send(Rank(1), bytes, Tag(1)).comp(&over);
+        let mut send = ranks[0].post_send(Rank(1), bytes, Tag(1)).comp(&done);
         offered += u64::from(posted(&ranks, || send.try_submit()).is_posted());
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 as u64 == count);
@@ -414,8 +414,8 @@ fn very_many_messages_wait_for_a_rank_that_is_late<J: Job>() {
             }
         }
     }
-    until(&ranks, || over.get() == offered);
-    assert_eq!((next, over.failed(), ranks[1].unexpected_bytes()), (count, 0, 0));
+    until(&ranks, || done.get() == offered);
+    assert_eq!((next, done.failed(), ranks[1].unexpected_bytes()), (count, 0, 0));
 }
 
 fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
@@ -503,11 +503,11 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
 
 fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
     let ranks: [Runtime; 2] = J::pair_with(J::settings().offers(16));
-    let over = Sink::keeping();
+    let done = Sink::keeping();
     let payload = pattern(1, 10_000);
     let mut posted = 0;
     loop {
-        let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+        let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&done);
         match send.try_submit().unwrap() {
             Outcome::Posted => posted += 1,
             Outcome::Retry(RetryReason::Unanswered) => break,
@@ -518,13 +518,13 @@ fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
     assert_eq!(posted, 16);
     let mr = ranks[1].register_memory(&carrack::region::Region::host(8)).unwrap();
     let rmr = without_keys(&mr.remote_key());
-    let put = || ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over);
+    let put = || ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&done);
     assert!(matches!(put().try_submit().unwrap(), Outcome::Retry(RetryReason::Unanswered)));
     let error = put().submit().unwrap_err();
     assert!(matches!(error, PostError::OffersFull { limit: 16, .. }), "{error}");
     assert!(error.to_string().contains("CARRACK_OFFERS"), "{error}");
-    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 10_000], Tag(1)).comp(&over);
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 10_000], Tag(1)).comp(&done);
     assert!(matches!(recv.try_submit().unwrap(), Outcome::Posted));
-    until(&ranks, || over.count() == 2);
+    until(&ranks, || done.count() == 2);
     assert!(put().try_submit().unwrap().is_posted());
 }

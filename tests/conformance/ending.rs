@@ -25,10 +25,10 @@ over_each_transport!(
     what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it,
     what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
-    a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device,
+    a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
     a_peer_that_operations_say_is_gone_is_down,
-    a_receive_from_nobody_in_particular_outlives_a_peer,
+    a_receive_from_any_rank_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     a_barrier_that_failed_elsewhere_gives_the_reason_that_is_known_here,
     packets_and_buffers_outlive_their_runtime,
@@ -240,7 +240,7 @@ fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: J
     assert_down(sink.one(&ranks), Rank(1));
 }
 
-fn a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device<J: Job>() {
+fn a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device<J: Job>() {
     let [zero, one] = J::pair();
     let sink = Sink::keeping();
     let mut recv = zero.post_recv(Rank(1), vec![0], Tag(1)).comp(&sink);
@@ -316,7 +316,7 @@ fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
     assert_eq!(sink.count(), 0);
 }
 
-fn a_receive_from_nobody_in_particular_outlives_a_peer<J: Job>() {
+fn a_receive_from_any_rank_outlives_a_peer<J: Job>() {
     let mut ranks = J::ranks(3);
     connect(&ranks);
     let sink = Sink::keeping();
@@ -443,14 +443,14 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
 fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>() {
     for choice in [AutoChoice::Auto, AutoChoice::Off] {
         let [zero, one] = J::pair_with(J::settings().setting("kernel_copy", choice));
-        let over = Sink::keeping();
-        let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&over);
+        let done = Sink::keeping();
+        let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&done);
         assert!(posted(&[zero.clone(), one.clone()], || send.try_submit()).is_posted());
         drop(send);
         let ones = [one.clone()];
         until(&ones, || one.default_matching_engine().waiting().0 == 1);
         drop(zero);
-        let status = over.take().pop().expect("it has ended");
+        let status = done.take().pop().expect("it has ended");
         assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
         until(&ones, || one.peer_down(Rank(0)).is_some());
         // The buffer belongs to the sender again, and has other bytes by now. No receiver may get
@@ -488,9 +488,9 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
         let received = Sink::keeping();
         let mut receive = one.post_recv(Rank(0), vec![0; LEN], Tag(1)).comp(&received);
         assert!(receive.try_submit().unwrap().is_posted());
-        let over = Sink::keeping();
-        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over);
-        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over);
+        let done = Sink::keeping();
+        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&done);
+        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&done);
         if round % 2 == 0 {
             put.submit().unwrap();
             send.submit().unwrap();
@@ -510,7 +510,7 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
             std::thread::sleep(Duration::from_micros(round * 100));
             drop(zero);
             // The buffers are the program's again, which has another use for them.
-            let mut statuses = over.take();
+            let mut statuses = done.take();
             for status in &mut statuses {
                 if let Buffer::Vec(buffer) = &mut status.buffer {
                     buffer.fill(LATER);

@@ -189,7 +189,7 @@ fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>()
     let ranks = J::pair_with(J::settings().unexpected(BUDGET).offers(64));
     let narrow = CompQueue::new(2);
     let name = ranks[1].register_comp(&narrow).unwrap();
-    let over = Sink::keeping();
+    let ended = Sink::keeping();
     let (mut posted, mut done) = (0, 0);
     let mut most = 0;
     let begun = Instant::now();
@@ -197,7 +197,7 @@ fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>()
     let mut refused = 0;
     while refused < 3 {
         let message = pattern(posted, [8, 1000][posted as usize % 2]);
-        let mut am = ranks[0].post_am(Rank(1), message, name).tag(Tag(posted)).comp(&over);
+        let mut am = ranks[0].post_am(Rank(1), message, name).tag(Tag(posted)).comp(&ended);
         match am.try_submit().unwrap() {
             Outcome::Retry(_) => {
                 refused += 1;
@@ -214,11 +214,11 @@ fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>()
         assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end");
     }
     assert!(most > BUDGET / 2 && most < BUDGET + SLACK, "{most} bytes were kept");
-    assert!(over.count() as u64 + done < posted, "some are with their sender");
+    assert!(ended.count() as u64 + done < posted, "some are with their sender");
     on_each(&ranks, |rank| rank.barrier().unwrap());
     take_all(&ranks, &narrow, 0..posted);
-    until_with_errors(&ranks, || over.count() as u64 + done == posted);
-    assert_eq!(over.failed(), 0);
+    until_with_errors(&ranks, || ended.count() as u64 + done == posted);
+    assert_eq!(ended.failed(), 0);
     assert_eq!(ranks[1].unexpected_bytes(), 0);
     // The window is open again: a message is sent whole.
     settle(&ranks);
@@ -243,10 +243,10 @@ fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
     let rmr = mr.remote_key();
     let name = ranks[1].register_comp(&narrow).unwrap();
     for at in 0..10 {
-        let over = Sink::keeping();
+        let ended = Sink::keeping();
         let bytes = [at as u8; 64];
         let put = ranks[0].post_put(Rank(1), &bytes, &rmr, 64 * at).remote_comp(name);
-        let mut put = put.tag(Tag(at)).comp(&over);
+        let mut put = put.tag(Tag(at)).comp(&ended);
         let begun = Instant::now();
         let is_done = loop {
             match put.try_submit().unwrap() {
@@ -255,7 +255,7 @@ fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
             }
             assert!(begun.elapsed() < patience(LIMIT / 2));
         };
-        until_with_errors(&ranks, || over.count() == usize::from(!is_done));
+        until_with_errors(&ranks, || ended.count() == usize::from(!is_done));
     }
     let mut tags = Vec::new();
     until_with_errors(&ranks, || {
@@ -273,13 +273,13 @@ fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
     let region = carrack::buffer::Region::host(4096);
     let mr = ranks[1].register_memory(&region).unwrap();
     let rmr = mr.remote_key();
-    let over = Sink::keeping();
+    let ended = Sink::keeping();
     let (mut posted, mut refused, mut done) = (0_u64, 0, 0);
     let begun = Instant::now();
     while refused < 2000 || ranks[1].unexpected_bytes() <= 32 << 10 {
         let bytes = posted.to_ne_bytes();
         let put = ranks[0].post_put(Rank(1), &bytes, &rmr, 0).remote_comp(name).tag(Tag(posted));
-        let outcome = put.comp(&over).try_submit().unwrap();
+        let outcome = put.comp(&ended).try_submit().unwrap();
         if outcome.is_retry() {
             refused += 1;
         } else {
@@ -290,13 +290,13 @@ fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
         assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end: {posted}");
     }
     // Messages go on, and so do puts without a notification.
-    let mut plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&over);
+    let mut plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&ended);
     plain.submit().unwrap();
     on_each(&ranks, |rank| rank.barrier().unwrap());
     let mut tags = Vec::new();
     until_with_errors(&ranks, || {
         tags.extend(std::iter::from_fn(|| narrow.pop()).map(|status| status.tag.0));
-        tags.len() as u64 == posted && over.count() as u64 + done == posted + 1
+        tags.len() as u64 == posted && ended.count() as u64 + done == posted + 1
     });
     tags.sort_unstable();
     assert!(tags.iter().copied().eq(0..posted));
@@ -333,20 +333,20 @@ fn a_sender_that_dies_takes_back_what_it_has_offered_to_a_full_queue<J: Job>() {
     let ranks = [zero, one];
     send_to(&ranks, name, 0..4, &[8]);
     until_with_errors(&ranks, || ranks[1].pending().deferred == 2);
-    let over = Sink::keeping();
+    let ended = Sink::keeping();
     for at in 4..8 {
         let am = ranks[0]
             .post_am(Rank(1), pattern(at, 100_000), name)
             .tag(Tag(at))
-            .comp(&over)
+            .comp(&ended)
             .try_submit();
         assert!(am.unwrap().is_posted());
     }
     until_with_errors(&ranks, || ranks[1].pending().deferred == 6);
-    assert_eq!(over.count(), 0, "their bytes are with the sender");
+    assert_eq!(ended.count(), 0, "their bytes are with the sender");
     let [zero, one] = ranks;
     drop(zero);
-    assert_eq!((over.count(), over.failed()), (4, 4));
+    assert_eq!((ended.count(), ended.failed()), (4, 4));
     let ranks = [one];
     until_with_errors(&ranks, || matches!(ranks[0].peer_state(Rank(0)), PeerState::Down(_)));
     let mut came = Vec::new();
@@ -441,15 +441,15 @@ fn offers_for_a_queue_that_its_users_have_dropped_end<J: Job>() {
     let narrow = CompQueue::new(2);
     let name = ranks[1].register_comp(&narrow).unwrap();
     send_to(&ranks, name, 0..4, &[8]);
-    let over = Sink::keeping();
+    let ended = Sink::keeping();
     let am =
-        ranks[0].post_am(Rank(1), pattern(4, 100_000), name).tag(Tag(4)).comp(&over).try_submit();
+        ranks[0].post_am(Rank(1), pattern(4, 100_000), name).tag(Tag(4)).comp(&ended).try_submit();
     assert!(am.unwrap().is_posted());
     until_with_errors(&ranks, || ranks[1].pending().deferred == 3);
     drop(narrow);
-    until_with_errors(&ranks, || over.count() == 1);
+    until_with_errors(&ranks, || ended.count() == 1);
     assert_eq!(
-        (over.failed(), ranks[1].pending().deferred, ranks[1].unexpected_bytes()),
+        (ended.failed(), ranks[1].pending().deferred, ranks[1].unexpected_bytes()),
         (0, 0, 0)
     );
 }

@@ -274,12 +274,12 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
     let registered = ranks[1].register_memory(&theirs).unwrap();
     let rmr = registered.remote_key();
     for is_put in [true, false] {
-        let (over, flushed) = (Sink::keeping(), Sink::keeping());
+        let (done, flushed) = (Sink::keeping(), Sink::keeping());
         let held = driver.faults().hold_copies();
         let begun = if is_put {
-            ranks[0].post_put(Rank(1), mine.slice(), &rmr, 0).comp(&over).try_submit()
+            ranks[0].post_put(Rank(1), mine.slice(), &rmr, 0).comp(&done).try_submit()
         } else {
-            ranks[0].post_get(Rank(1), mine.slice(), &rmr, 0).comp(&over).try_submit()
+            ranks[0].post_get(Rank(1), mine.slice(), &rmr, 0).comp(&done).try_submit()
         };
         assert!(begun.unwrap().is_posted());
         assert!(
@@ -291,11 +291,11 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
         }
         // A NIC that has heard where the memory is needs no engine.
         if is_put || !J::IS_RDMA {
-            assert_eq!((over.count(), flushed.count()), (0, 0), "put: {is_put}");
+            assert_eq!((done.count(), flushed.count()), (0, 0), "put: {is_put}");
         }
         drop(held);
         assert!(flushed.one(ranks).error.is_none());
-        assert!(over.one(ranks).error.is_none());
+        assert!(done.one(ranks).error.is_none());
         mine.assert_holds(&bytes);
         assert_eq!(theirs.whole().to_vec().unwrap(), bytes);
     }

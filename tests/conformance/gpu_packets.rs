@@ -261,11 +261,11 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
     let ground = Ground::new::<J>(&sink, 8192);
     let Ground { ranks, devices, .. } = &ground;
     let mut came = vec![0; COUNT as usize];
-    let over = AtomicBool::new(false);
+    let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
+                while !ended.load(Ordering::Relaxed) {
                     // Packets are out for as long as they are not looked at below.
                     let progress = ranks[1].progress_device(&devices[1]);
                     assert!(
@@ -290,7 +290,7 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
         while look() < COUNT && begun.elapsed() < LIMIT / 2 {
             let _ = ranks[0].progress_all();
         }
-        over.store(true, Ordering::Relaxed);
+        ended.store(true, Ordering::Relaxed);
     });
     assert!(came.iter().all(|&times| times == 1), "lost, or handed over twice: {came:?}");
 }

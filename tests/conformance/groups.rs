@@ -13,9 +13,9 @@ use std::time::Duration;
 
 crate::support::over_each_transport!(
     groups_broadcast_gather_and_wait_apart_from_each_other,
-    a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root,
+    a_broadcast_brings_the_bytes_of_any_root_to_all,
     remote_keys_are_exchanged_also_if_they_differ_in_length,
-    nobody_leaves_a_barrier_before_the_last_has_come,
+    no_rank_leaves_a_barrier_before_the_last_has_come,
     collectives_can_be_awaited_several_at_a_time,
     a_group_that_makes_no_sense_is_refused,
     members_that_mean_different_lists_hear_of_it_by_name,
@@ -81,7 +81,7 @@ fn groups_broadcast_gather_and_wait_apart_from_each_other<J: Job>() {
     });
 }
 
-fn a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root<J: Job>() {
+fn a_broadcast_brings_the_bytes_of_any_root_to_all<J: Job>() {
     for size in [1, 2, 3, 6, 8] {
         on_all::<J, _>(size, |rank| {
             let world = rank.world();
@@ -126,7 +126,7 @@ fn remote_keys_are_exchanged_also_if_they_differ_in_length<J: Job>() {
     }
 }
 
-fn nobody_leaves_a_barrier_before_the_last_has_come<J: Job>() {
+fn no_rank_leaves_a_barrier_before_the_last_has_come<J: Job>() {
     for size in [2, 3, 4, 7] {
         let inside = Mutex::new(vec![0; 30]);
         on_all::<J, _>(size, |rank| {
@@ -157,19 +157,19 @@ fn collectives_can_be_awaited_several_at_a_time<J: Job>() {
                 use std::task::Poll;
                 std::future::poll_fn(|context| {
                     if first.is_none()
-                        && let Poll::Ready(over) = one.as_mut().poll(context)
+                        && let Poll::Ready(ended) = one.as_mut().poll(context)
                     {
-                        first = Some(over.unwrap());
+                        first = Some(ended.unwrap());
                     }
                     if second.is_none()
-                        && let Poll::Ready(over) = two.as_mut().poll(context)
+                        && let Poll::Ready(ended) = two.as_mut().poll(context)
                     {
-                        second = Some(over.unwrap());
+                        second = Some(ended.unwrap());
                     }
                     if third.is_none()
-                        && let Poll::Ready(over) = three.as_mut().poll(context)
+                        && let Poll::Ready(ended) = three.as_mut().poll(context)
                     {
-                        over.unwrap();
+                        ended.unwrap();
                         third = Some(());
                     }
                     if first.is_some() && second.is_some() && third.is_some() {

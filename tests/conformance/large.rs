@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 crate::support::over_each_transport!(
-    large_messages_arrive_to_the_last_byte_whoever_was_first,
+    large_messages_arrive_to_the_last_byte_whichever_side_was_first,
     large_and_small_messages_of_one_key_keep_their_order,
     a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides,
     a_large_active_message_lands_where_its_completion_object_says,
     a_large_active_message_does_not_land_in_memory_that_cannot_be_written,
-    a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender,
+    a_large_active_message_to_an_unknown_name_is_reported_and_ends_at_its_sender,
     many_large_messages_both_ways_all_end,
     a_large_message_waits_for_a_peer_that_has_not_started,
     a_runtime_that_is_dropped_ends_the_large_messages_that_it_offered_and_awaited,
@@ -41,7 +41,7 @@ fn pairs<J: Job>() -> impl Iterator<Item = [Runtime; 2]> {
         .map(|choice| J::pair_with(J::settings().setting("kernel_copy", choice)))
 }
 
-fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
+fn large_messages_arrive_to_the_last_byte_whichever_side_was_first<J: Job>() {
     let mut rng = rng();
     for ranks in pairs::<J>() {
         let names = Named::on(&ranks);
@@ -54,7 +54,7 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                 (0, true, true),
             ] {
                 let payload = random(&mut rng, size);
-                let (over, arrived) = (Sink::keeping(), Sink::keeping());
+                let (done, arrived) = (Sink::keeping(), Sink::keeping());
                 let spare = size % 7;
                 let guarded = Guarded::new(size + spare, 3);
                 let receive = || {
@@ -65,7 +65,7 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                 if expected {
                     receive();
                 }
-                let send = ranks[0].post_send(Rank(to as u32), payload.clone(), Tag(5)).comp(&over);
+                let send = ranks[0].post_send(Rank(to as u32), payload.clone(), Tag(5)).comp(&done);
                 let mut send = send.user_context(UserContext(7));
                 match submitted {
                     true => send.submit().unwrap(),
@@ -78,7 +78,7 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                 let status = arrived.one(&ranks);
                 assert!(status.error.is_none(), "{status:?}");
                 assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(5), size));
-                let status = over.one(&ranks);
+                let status = done.one(&ranks);
                 assert!(status.error.is_none(), "{status:?}");
                 assert_eq!(
                     (status.rank, status.user_context, status.size),
@@ -87,16 +87,16 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                 assert_eq!(status.buffer.to_vec().unwrap(), payload, "the buffer comes back");
                 guarded.assert_holds(&payload);
 
-                let over = Sink::keeping();
+                let done = Sink::keeping();
                 let mut am = ranks[0]
                     .post_am(Rank(to as u32), payload.clone(), names.keeping)
                     .tag(Tag(9))
-                    .comp(&over);
+                    .comp(&done);
                 assert!(posted(&ranks, || am.try_submit()).is_posted());
                 let status = names.arrived[to].one(&ranks);
                 assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(9), size));
                 assert_eq!(status.bytes().unwrap(), payload);
-                assert!(over.one(&ranks).error.is_none());
+                assert!(done.one(&ranks).error.is_none());
             }
         }
     }
@@ -157,7 +157,7 @@ fn large_and_small_messages_of_one_key_keep_their_order<J: Job>() {
 fn a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides<J: Job>() {
     for ranks in pairs::<J>() {
         for expected in [true, false] {
-            let (over, arrived) = (Sink::keeping(), Sink::keeping());
+            let (done, arrived) = (Sink::keeping(), Sink::keeping());
             let guarded = Guarded::new(9999, 1);
             let receive = || {
                 let mut receive =
@@ -167,13 +167,13 @@ fn a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides<J: Job>(
             if expected {
                 receive();
             }
-            let mut send = ranks[0].post_send(Rank(1), vec![1; 10_000], Tag(1)).comp(&over);
+            let mut send = ranks[0].post_send(Rank(1), vec![1; 10_000], Tag(1)).comp(&done);
             sent(&ranks, || send.try_submit());
             if !expected {
                 settle(&ranks);
                 receive();
             }
-            for status in [arrived.one(&ranks), over.one(&ranks)] {
+            for status in [arrived.one(&ranks), done.one(&ranks)] {
                 let error = status.ok().unwrap_err();
                 assert!(
                     matches!(error, OpError::Truncated { message: 10_000, buffer: 9999 }),
@@ -259,12 +259,12 @@ fn a_large_active_message_lands_where_its_completion_object_says<J: Job>() {
     }
 }
 
-fn a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender<J: Job>() {
+fn a_large_active_message_to_an_unknown_name_is_reported_and_ends_at_its_sender<J: Job>() {
     for ranks in pairs::<J>() {
-        let over = Sink::keeping();
-        let mut am = ranks[0].post_am(Rank(1), vec![1; 9000], RemoteComp(777)).comp(&over);
+        let done = Sink::keeping();
+        let mut am = ranks[0].post_am(Rank(1), vec![1; 9000], RemoteComp(777)).comp(&done);
         sent(&ranks, || am.try_submit());
-        let errors = until_with_errors(&ranks, || over.count() == 1);
+        let errors = until_with_errors(&ranks, || done.count() == 1);
         let named = |error: &ProgressError| {
             matches!(
                 error,
@@ -276,7 +276,7 @@ fn a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender<J: Job>(
             )
         };
         assert!(errors.len() == 1 && errors.iter().all(named), "{errors:?}");
-        assert!(over.take().remove(0).error.is_none());
+        assert!(done.take().remove(0).error.is_none());
     }
 }
 
@@ -284,7 +284,7 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
     const COUNT: u64 = 60;
     for ranks in pairs::<J>() {
         let size = |number: u64| 8193 + (number * 7919 % 90_000) as usize;
-        let over = [0, 1].map(|_| Sink::new(Sort::Queue));
+        let done = [0, 1].map(|_| Sink::new(Sort::Queue));
         let arrived = [0, 1].map(|_| Sink::keeping());
         for number in 0..COUNT {
             for (at, sink) in arrived.iter().enumerate() {
@@ -295,7 +295,7 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
             }
         }
         for number in 0..COUNT {
-            for (at, sink) in over.iter().enumerate() {
+            for (at, sink) in done.iter().enumerate() {
                 let to = Rank(1 - at as u32);
                 let bytes = pattern(number << 1 | at as u64, size(number));
                 let mut send = ranks[at].post_send(to, bytes, Tag(number)).comp(sink);
@@ -305,7 +305,7 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
                 }
             }
         }
-        until(&ranks, || over.iter().chain(&arrived).all(|sink| sink.count() == COUNT as usize));
+        until(&ranks, || done.iter().chain(&arrived).all(|sink| sink.count() == COUNT as usize));
         for (at, sink) in arrived.iter().enumerate() {
             for status in sink.take() {
                 let number = status.tag.0;
@@ -315,15 +315,15 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
                 );
             }
         }
-        assert_eq!(over.iter().map(Sink::failed).sum::<usize>(), 0);
+        assert_eq!(done.iter().map(Sink::failed).sum::<usize>(), 0);
     }
 }
 
 fn a_large_message_waits_for_a_peer_that_has_not_started<J: Job>() {
     let mut job = unstarted(2).into_iter();
     let zero = start(job.next().unwrap(), J::settings());
-    let (over, payload) = (Sink::keeping(), pattern(1, 30_000));
-    let mut send = zero.post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+    let (done, payload) = (Sink::keeping(), pattern(1, 30_000));
+    let mut send = zero.post_send(Rank(1), payload.clone(), Tag(1)).comp(&done);
     send.submit().unwrap();
     step(std::slice::from_ref(&zero));
     let ranks = [zero.clone(), start(job.next().unwrap(), J::settings())];
@@ -331,27 +331,27 @@ fn a_large_message_waits_for_a_peer_that_has_not_started<J: Job>() {
     let mut receive = ranks[1].post_recv(Rank(0), vec![0; 30_000], Tag(1)).comp(&arrived);
     assert!(matches!(receive.try_submit().unwrap(), Outcome::Posted));
     assert_eq!(arrived.one(&ranks).bytes().unwrap(), payload);
-    assert_eq!(over.one(&ranks).buffer.to_vec().unwrap(), payload);
+    assert_eq!(done.one(&ranks).buffer.to_vec().unwrap(), payload);
 }
 
 fn a_runtime_that_is_dropped_ends_the_large_messages_that_it_offered_and_awaited<J: Job>() {
     for matched in [false, true] {
         let ranks = J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off));
         connect(&ranks);
-        let (over, arrived) = (Sink::keeping(), Sink::keeping());
+        let (done, arrived) = (Sink::keeping(), Sink::keeping());
         if matched {
             let mut receive = ranks[1].post_recv(Rank(0), vec![0; 1 << 20], Tag(1)).comp(&arrived);
             assert!(receive.try_submit().unwrap().is_posted());
         }
         sent(&ranks, || {
-            ranks[0].post_send(Rank(1), vec![1; 1 << 20], Tag(1)).comp(&over).try_submit()
+            ranks[0].post_send(Rank(1), vec![1; 1 << 20], Tag(1)).comp(&done).try_submit()
         });
         for _ in 0..if matched { 3 } else { 100 } {
             let _ = ranks[1].progress_all();
         }
         let [zero, one] = ranks;
         drop(zero);
-        let status = over.take().pop().expect("it has ended");
+        let status = done.take().pop().expect("it has ended");
         assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
         assert_eq!(status.buffer.to_vec().unwrap(), vec![1; 1 << 20]);
         if matched {

@@ -172,7 +172,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
     const EACH: u64 = 500;
     for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 64);
-        let over = AtomicBool::new(false);
+        let done = AtomicBool::new(false);
         let mut last = vec![0; 2];
         std::thread::scope(|scope| {
             let adders: Vec<_> = ground
@@ -206,9 +206,9 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                 .ranks
                 .iter()
                 .map(|rank| {
-                    let over = &over;
+                    let done = &done;
                     scope.spawn(move || {
-                        while !over.load(Ordering::Relaxed) {
+                        while !done.load(Ordering::Relaxed) {
                             rank.progress().unwrap();
                             std::thread::yield_now();
                         }
@@ -216,7 +216,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                 })
                 .collect();
             last = adders.into_iter().map(|adder| adder.join().unwrap()).collect();
-            over.store(true, Ordering::Relaxed);
+            done.store(true, Ordering::Relaxed);
             helpers.into_iter().for_each(|helper| helper.join().unwrap());
         });
         assert_eq!(ground.region.fetch_add(8, 0), Ok(2 * 3 * EACH), "{way:?}");
@@ -331,10 +331,10 @@ fn a_flush_ends_after_everything_before_it<J: Job>() {
     for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 1 << 20);
         let zero = &ground.ranks[0];
-        let (flushed, over) = (Sink::keeping(), Sink::keeping());
+        let (flushed, done) = (Sink::keeping(), Sink::keeping());
         for number in 0..20_u64 {
             let bytes = pattern(number, 50_000);
-            let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, number * 50_000).comp(&over);
+            let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, number * 50_000).comp(&done);
             let _ = posted(&ground.ranks, || put.try_submit());
         }
         let flush = zero.post_flush(Rank(1)).comp(&flushed).try_submit().unwrap();
@@ -353,13 +353,13 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
     const LEN: usize = 20_000;
     for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 4 * LEN);
-        let over = AtomicBool::new(false);
+        let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let threads = [0, 1, 0, 1].map(|at| {
-                let (rank, over) = (&ground.ranks[at], &over);
+                let (rank, done) = (&ground.ranks[at], &done);
                 scope.spawn(move || {
                     let mut errors = Vec::new();
-                    while !over.load(Ordering::Relaxed) {
+                    while !done.load(Ordering::Relaxed) {
                         errors.extend(rank.progress().err());
                         std::thread::yield_now();
                     }
@@ -369,7 +369,7 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
             let zero = &ground.ranks[0];
             for round in 0..ROUNDS {
                 let ended = CompQueue::new(16);
-                let mut under_way = 0;
+                let mut in_flight = 0;
                 for part in 0..4 {
                     let bytes = pattern(4 * round + part, LEN);
                     let mut put =
@@ -379,7 +379,7 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                         std::thread::yield_now();
                         outcome = put.try_submit().unwrap();
                     }
-                    under_way += usize::from(outcome.is_posted());
+                    in_flight += usize::from(outcome.is_posted());
                 }
                 let flush = zero.post_flush(Rank(1)).wait().unwrap();
                 assert!(flush.error.is_none(), "{flush:?}");
@@ -391,16 +391,16 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                         "{way:?}: the flush was early"
                     );
                 }
-                while under_way > 0 {
+                while in_flight > 0 {
                     let Some(status) = ended.pop() else {
                         std::thread::yield_now();
                         continue;
                     };
                     assert!(status.error.is_none(), "{way:?}: {status:?}");
-                    under_way -= 1;
+                    in_flight -= 1;
                 }
             }
-            over.store(true, Ordering::Relaxed);
+            done.store(true, Ordering::Relaxed);
             for thread in threads {
                 assert!(thread.join().unwrap().is_empty(), "{way:?}: progress complains");
             }
@@ -411,13 +411,13 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
 fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
     for way in ways::<J>() {
         let Ground { ranks: [zero, one], rmr, mr, .. } = Ground::new::<J>(way, 1000);
-        let over = Sink::keeping();
-        let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&over).try_submit().unwrap();
+        let done = Sink::keeping();
+        let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&done).try_submit().unwrap();
         drop((mr, one));
         let ranks = [zero];
         until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
         if way != Way::Mapped {
-            let error = over.one(&ranks).ok().unwrap_err();
+            let error = done.one(&ranks).ok().unwrap_err();
             assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
         }
         let put = ranks[0].post_put(Rank(1), &[1], &rmr, 0).try_submit();

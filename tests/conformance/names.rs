@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 over_each_transport!(
     tags_and_remote_completions_travel_at_full_width,
     a_reserved_slot_can_be_filled_in_another_order_on_each_rank,
-    a_message_for_nobody_is_told_of_and_dropped_and_others_arrive,
+    a_message_to_an_unknown_name_is_reported_and_dropped_and_others_arrive,
     a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered_later,
     a_handler_that_is_dropped_may_deregister_other_objects,
     a_handler_whose_last_handle_is_a_thread_s_snapshot_may_deregister_other_objects,
@@ -75,7 +75,7 @@ fn a_reserved_slot_can_be_filled_in_another_order_on_each_rank<J: Job>() {
     assert!(matches!(taken, Err(ResourceError::Slot { slot, .. }) if slot == first));
 }
 
-fn a_message_for_nobody_is_told_of_and_dropped_and_others_arrive<J: Job>() {
+fn a_message_to_an_unknown_name_is_reported_and_dropped_and_others_arrive<J: Job>() {
     let ranks = J::pair();
     let sink = Sink::keeping();
     let name = ranks[1].register_comp(&sink).unwrap();

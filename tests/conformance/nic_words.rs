@@ -105,7 +105,7 @@ fn a_nic_counts_for_all_ranks_and_each_sees_another_number<J: Job>() {
         "a number is lost, or there twice"
     );
     assert_eq!(word(&region, 24), 9 * EACH);
-    assert_eq!((word(&region, 16), word(&region, 32)), (0, 0), "words beside it");
+    assert_eq!((word(&region, 16), word(&region, 32)), (0, 0), "words next to it");
 }
 
 fn compare_and_swap_by_a_nic_is_a_lock<J: Job>() {
@@ -172,7 +172,7 @@ fn a_word_has_one_agent<J: Job>() {
         let refused = one.register_memory(overlapping).unwrap_err();
         assert!(matches!(refused, RegisterError::OtherAgent { .. }), "{refused}");
     }
-    let beside = one.register_memory(&part(128)).unwrap();
+    let neighbour = one.register_memory(&part(128)).unwrap();
     let refused = one.registration(&region).atomics(AtomicAgent::Nic).register().unwrap_err();
     assert!(refused.to_string().contains("a word has one agent"), "{refused}");
     // Who has only half of the name asks the owner, who does not do what is the NIC's.
@@ -187,7 +187,7 @@ fn a_word_has_one_agent<J: Job>() {
     let error = sink.one(&ranks).ok().unwrap_err();
     assert!(matches!(error, OpError::Refused), "{error}");
     // A forged key does not bring words of the CPU's to the NIC: the operation fails.
-    let mut forged = beside.remote_key().to_bytes();
+    let mut forged = neighbour.remote_key().to_bytes();
     forged.truncate(28);
     forged.extend(&rmr.to_bytes()[28..]);
     let forged = RemoteKey::from_bytes(&forged).unwrap();
@@ -202,7 +202,7 @@ fn a_word_has_one_agent<J: Job>() {
     }
     assert_eq!(region.whole().to_vec().unwrap(), [0; 256]);
     // Both end, and the other agent may have the words.
-    drop((nics, beside));
+    drop((nics, neighbour));
     settle(&ranks);
     drop(ranks[1].register_memory(&region).unwrap());
     drop(ranks[1].registration(&region).atomics(AtomicAgent::Nic).register().unwrap());
@@ -284,13 +284,13 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
     for round in 0..20 {
         let (mr, rmr) = words::<J>(&ranks[1], &region).unwrap();
         let (before, sinks) = (word(&region, 8), [0, 1, 2].map(|_| Sink::keeping()));
-        let (mut counted, mut stale, mut under_way) = (0, 0, 0);
+        let (mut counted, mut stale, mut in_flight) = (0, 0, 0);
         let mut mr = Some(mr);
         for number in 0..60 {
             for (rank, sink) in ranks.iter().zip(&sinks) {
                 let mut post = rank.post_fetch_add(Rank(1), &rmr, 8, 1).comp(sink);
                 match posted_or_refused(&ranks, || post.try_submit()) {
-                    Ok(_) => under_way += 1,
+                    Ok(_) => in_flight += 1,
                     Err(PostError::Stale(Rank(1))) => stale += 1,
                     Err(other) => panic!("{other}"),
                 }
@@ -300,7 +300,7 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
                 }
             }
         }
-        until(&ranks, || sinks.iter().map(Sink::count).sum::<usize>() == under_way);
+        until(&ranks, || sinks.iter().map(Sink::count).sum::<usize>() == in_flight);
         for status in sinks.iter().flat_map(|sink| sink.take()) {
             match status.error.as_deref() {
                 None => counted += 1,
@@ -310,7 +310,7 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
             }
         }
         assert_eq!((counted + stale, word(&region, 8) - before), (180, counted), "round {round}");
-        assert!(mr.is_none() && stale > 0, "round {round}: nobody noticed");
+        assert!(mr.is_none() && stale > 0, "round {round}: no end was noticed");
         // The connections stand, and so do other registrations.
         settle(&ranks);
         assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()));

@@ -88,17 +88,17 @@ fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<
     let region = ranks[1].allocate(8).unwrap();
     let registered = ranks[1].register_memory(&region).unwrap();
     let rmr = registered.remote_key();
-    let over = Sink::keeping();
+    let ended = Sink::keeping();
     let (zero, spent) = (&ranks[0], |result| matches!(result, Err(PostError::Spent)));
     let mut am = zero.post_am(Rank(1), b"once", name);
     let mut large = zero.post_am(Rank(1), vec![1; 20_000], name);
     let mut send = zero.post_send(Rank(1), b"once", Tag(1));
     let mut parked = zero.post_send(Rank(1), b"once", Tag(1));
     let mut put = zero.post_put(Rank(1), &[2; 8], &rmr, 0);
-    let mut get = zero.post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&over);
-    let mut add = zero.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&over);
-    let mut flush = zero.post_flush(Rank(1)).comp(&over);
-    let mut recv = zero.post_recv(Rank(1), vec![0; 4], Tag(1)).comp(&over);
+    let mut get = zero.post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&ended);
+    let mut add = zero.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&ended);
+    let mut flush = zero.post_flush(Rank(1)).comp(&ended);
+    let mut recv = zero.post_recv(Rank(1), vec![0; 4], Tag(1)).comp(&ended);
     let calls: [&mut dyn FnMut() -> Result<Outcome, PostError>; 9] = [
         &mut || am.try_submit(),
         &mut || large.try_submit(),
@@ -136,10 +136,10 @@ fn long_borrowed_bytes_are_refused_unless_the_call_waits<J: Job>() {
     let registered = one.register_memory(&region).unwrap();
     let rmr = registered.remote_key();
     one.post_recv(Rank(0), vec![0; bytes.len()], Tag(1)).comp(&arrived).submit().unwrap();
-    let over = &AtomicBool::new(false);
+    let ended = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while !over.load(Ordering::Relaxed) {
+            while !ended.load(Ordering::Relaxed) {
                 let _ = one.progress().unwrap();
                 std::thread::yield_now();
             }
@@ -162,7 +162,7 @@ fn long_borrowed_bytes_are_refused_unless_the_call_waits<J: Job>() {
         only_by_wait!(zero.post_send(Rank(1), &bytes[..], Tag(1)));
         only_by_wait!(zero.post_am(Rank(1), &bytes[..], name));
         only_by_wait!(zero.post_put(Rank(1), &bytes[..], &rmr, 0));
-        over.store(true, Ordering::Relaxed);
+        ended.store(true, Ordering::Relaxed);
     });
     for sink in [arrived, heard] {
         assert_eq!(sink.one(&ranks).bytes().unwrap(), bytes);
@@ -441,7 +441,7 @@ fn a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_run
     };
     let queue = leave_one_untaken();
     step(&ranks);
-    assert!(queue.upgrade().is_none(), "gone with the message that nobody took");
+    assert!(queue.upgrade().is_none(), "gone with the message that was not taken");
     let queue = leave_one_untaken();
     drop(ranks);
     assert!(queue.upgrade().is_none(), "gone with the runtime");

@@ -195,7 +195,7 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                         wanted_here[range.clone()].copy_from_slice(&there[their]);
                     }
                 }
-                let over = posted(&ground.ranks, || batch.try_submit());
+                let outcome = posted(&ground.ranks, || batch.try_submit());
                 until(&ground.ranks, || ground.told.count() == 1);
                 let found = remote.region.whole().to_vec().unwrap();
                 assert!(found == wanted_there, "{what}: notified early, or a byte is wrong");
@@ -206,7 +206,7 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                     (Rank(0), Tag(count as u64), size),
                     "{what}"
                 );
-                let status = match over {
+                let status = match outcome {
                     Outcome::Done(status) => status,
                     _ => sink.one(&ground.ranks),
                 };
@@ -276,12 +276,12 @@ fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                         wanted_here[ours].copy_from_slice(&there[theirs]);
                     }
                 }
-                let over = posted(&ground.ranks, || batch.try_submit());
+                let outcome = posted(&ground.ranks, || batch.try_submit());
                 until(&ground.ranks, || ground.told.count() == 1);
                 let size = count.iter().product::<usize>();
                 assert_eq!(ground.told.take().remove(0).size, size, "{what}");
                 assert!(remote.region.whole().to_vec().unwrap() == wanted_there, "{what}");
-                let status = match over {
+                let status = match outcome {
                     Outcome::Done(status) => status,
                     _ => sink.one(&ground.ranks),
                 };
@@ -428,16 +428,16 @@ pub(super) fn posted_or_refused(
 /// Makes a call that waits, while the other rank makes progress.
 pub(super) fn on_both<R>(ranks: &[Runtime; 2], call: impl FnOnce() -> R) -> R {
     use std::sync::atomic::{AtomicBool, Ordering};
-    let over = AtomicBool::new(false);
+    let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
+            while !ended.load(Ordering::Relaxed) {
                 ranks[1].progress().unwrap();
                 std::thread::yield_now();
             }
         });
         let result = call();
-        over.store(true, Ordering::Relaxed);
+        ended.store(true, Ordering::Relaxed);
         result
     })
 }

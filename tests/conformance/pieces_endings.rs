@@ -13,7 +13,7 @@ crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     a_batch_whose_registration_ends_in_the_midst_ends_once,
-    a_batch_that_nobody_answers_ends_once_when_its_time_is_over,
+    a_batch_without_an_answer_ends_once_at_its_deadline,
     who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_who_never_listens,
     what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it,
 );
@@ -41,18 +41,18 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![0; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         let batch = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
-        let mut batch = batch.comp(&over).remote_comp(ground.name);
+        let mut batch = batch.comp(&done).remote_comp(ground.name);
         batch.submit().unwrap();
         for _ in 0..10 {
             zero.progress_all().unwrap();
         }
         ground.ranks[1].deregister_memory(remote.registered);
-        let status = over.one(&ground.ranks);
+        let status = done.one(&ground.ranks);
         match status.error.as_deref() {
             // Its NIC may have gone on, until this rank heard of it.
             None => assert!(J::IS_RDMA),
@@ -61,17 +61,17 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
         }
         settle(&ground.ranks);
         let told = ground.told.take();
-        assert_eq!((over.count(), told.len()), (0, usize::from(status.error.is_none())));
+        assert_eq!((done.count(), told.len()), (0, usize::from(status.error.is_none())));
         // What was refused has moved nothing, and what comes after is refused as well.
         let (here, there) =
             (local.whole().to_vec().unwrap(), remote.region.whole().to_vec().unwrap());
         assert!(here.iter().chain(&there).all(|byte| [0, 7].contains(byte)));
-        let again = zero.post_put_batch(Rank(1), &pieces).comp(&over).submit();
-        assert!(again.is_err() || over.one(&ground.ranks).error.is_some());
+        let again = zero.post_put_batch(Rank(1), &pieces).comp(&done).submit();
+        assert!(again.is_err() || done.one(&ground.ranks).error.is_some());
     }
 }
 
-fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
+fn a_batch_without_an_answer_ends_once_at_its_deadline<J: Job>() {
     for (is_put, (count, len)) in
         [true, false].into_iter().flat_map(|is_put| more_than_16::<J>().map(|sort| (is_put, sort)))
     {
@@ -83,25 +83,25 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
         );
         local.whole().write(&vec![7; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         let batch = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
         let mut batch =
-            batch.comp(&over).remote_comp(ground.name).deadline(Duration::from_millis(20));
+            batch.comp(&done).remote_comp(ground.name).deadline(Duration::from_millis(20));
         batch.submit().unwrap();
         if J::IS_RDMA {
             // A NIC answers without its rank's progress.
             settle(&ground.ranks);
-            assert_eq!(over.take().len(), 1);
+            assert_eq!(done.take().len(), 1);
             continue;
         }
         // The other rank does nothing meanwhile.
-        let status = over.one(std::slice::from_ref(zero));
+        let status = done.one(std::slice::from_ref(zero));
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");
         settle(&ground.ranks);
-        assert_eq!((over.count(), ground.told.count()), (0, 0), "put: {is_put}");
+        assert_eq!((done.count(), ground.told.count()), (0, 0), "put: {is_put}");
         let waiting = zero.pending();
         assert!(
             !waiting.operations.iter().any(|op| op.what.ends_with("of a batch")),
@@ -134,10 +134,10 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
             false => zero.post_get_batch(Rank(1), &pieces),
         };
         // Of all of them together the other rank would have more lists than a rank may send.
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         for _ in 0..8 {
-            batch().comp(&over).deadline(Duration::from_millis(100)).submit().unwrap();
-            let status = over.one(std::slice::from_ref(zero));
+            batch().comp(&done).deadline(Duration::from_millis(100)).submit().unwrap();
+            let status = done.one(std::slice::from_ref(zero));
             assert!(
                 matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))),
                 "{status:?}"
@@ -167,7 +167,7 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
         let ground = Ground::new::<J>();
         let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
         let (local, remote) = (ground.local(memory, 1000), ground.remote(Memory::Gpu, true, 1000));
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         let held = fake.faults().hold_copies();
         {
             let piece = |at: usize| Piece {
@@ -182,16 +182,16 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
                 true => zero.post_put_strided(Rank(1), &local, &block, &remote.rmr, &block),
                 false => zero.post_put_batch(Rank(1), &pieces),
             };
-            assert!(put.comp(&over).remote_comp(ground.name).try_submit().unwrap().is_posted());
+            assert!(put.comp(&done).remote_comp(ground.name).try_submit().unwrap().is_posted());
         }
         let before = fake.counters().frees;
         drop((local, remote));
         for _ in 0..1000 {
             step(&ground.ranks);
         }
-        assert_eq!((over.count(), fake.counters().frees), (0, before), "an engine is at both");
+        assert_eq!((done.count(), fake.counters().frees), (0, before), "an engine is at both");
         drop(held);
-        assert!(over.one(&ground.ranks).error.is_none());
+        assert!(done.one(&ground.ranks).error.is_none());
         let freed = if memory == Memory::Gpu { 2 } else { 1 };
         until(&ground.ranks, || {
             ground.told.count() == 1 && fake.counters().frees == before + freed

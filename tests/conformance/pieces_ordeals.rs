@@ -18,7 +18,7 @@ use std::sync::Arc;
 crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
-    a_batch_of_no_pieces_is_over_at_once_and_sends_its_notification,
+    a_batch_of_no_pieces_ends_at_once_and_sends_its_notification,
     what_makes_no_sense_is_refused_by_name_and_moves_nothing,
     pieces_that_overlap_are_refused_and_both_are_named,
     a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it,
@@ -29,7 +29,7 @@ crate::support::over_each_transport_and!(
     of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be,
 );
 
-fn a_batch_of_no_pieces_is_over_at_once_and_sends_its_notification<J: Job>() {
+fn a_batch_of_no_pieces_ends_at_once_and_sends_its_notification<J: Job>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     for is_put in [true, false] {
@@ -226,8 +226,8 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
         let bytes = random(&mut rng, count * len);
         local.whole().write(&bytes).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| (count - 1 - at) * len);
-        let (over, flushed) = (Sink::keeping(), Sink::keeping());
-        let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name);
+        let (done, flushed) = (Sink::keeping(), Sink::keeping());
+        let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&done).remote_comp(ground.name);
         put.submit().unwrap();
         if !J::IS_RDMA {
             let waiting = zero.pending();
@@ -242,7 +242,7 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
             found.chunks(len).eq(bytes.chunks(len).rev()),
             "{memory:?}, {len} B: the flush was early"
         );
-        assert!(over.one(&ground.ranks).error.is_none());
+        assert!(done.one(&ground.ranks).error.is_none());
         until(&ground.ranks, || ground.told.count() == 1);
         assert_eq!(ground.told.take().remove(0).size, count * len);
     }
@@ -261,30 +261,30 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
         let (local, remote) =
             (ground.local(memory, count * len), ground.remote(Memory::Host, false, count * len));
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         connect(&ground.ranks);
         let zero = &ground.ranks[0];
         let put = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
-        put.comp(&over).submit().unwrap();
+        put.comp(&done).submit().unwrap();
         let Ground { ranks: [zero, one], .. } = ground;
         if peer_goes {
             drop((remote, one));
             let ranks = [zero];
-            let error = over.one(&ranks).ok().unwrap_err();
+            let error = done.one(&ranks).ok().unwrap_err();
             assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
             settle(&ranks);
             let put = ranks[0].post_put_batch(Rank(1), &[]).try_submit();
             assert!(matches!(put, Err(PostError::PeerDown { rank: Rank(1), .. })), "{put:?}");
         } else {
             drop(zero);
-            let statuses = over.take();
+            let statuses = done.take();
             assert_eq!(statuses.len(), 1, "{statuses:?}");
             assert!(matches!(statuses[0].error.as_deref(), Some(OpError::Closed)), "{statuses:?}");
         }
-        assert_eq!(over.count(), 0);
+        assert_eq!(done.count(), 0);
     }
 }
 
@@ -330,13 +330,13 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         let pieces: Vec<_> = (0..100).map(piece).collect();
         let ours = Strided { offset: 0, count: [10, 100, 1], pitch: [10, 0] };
         let theirs = Strided { pitch: [20, 0], ..ours };
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         let put = if is_strided {
             zero.post_put_strided(Rank(1), &local, &ours, &remote.rmr, &theirs)
         } else {
             zero.post_put_batch(Rank(1), &pieces)
         };
-        let put = put.comp(&over).remote_comp(ground.name);
+        let put = put.comp(&done).remote_comp(ground.name);
         let mut put = if on_stream {
             put.on_stream(&as_stream)
         } else {
@@ -351,7 +351,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         for _ in 0..100 {
             step(&ground.ranks);
         }
-        assert_eq!((over.count(), ground.told.count()), (0, 0), "{what}: it was not waited for");
+        assert_eq!((done.count(), ground.told.count()), (0, 0), "{what}: it was not waited for");
         if memory == Memory::Host {
             // Until then it may be written.
             local.whole().write(&[1; 1000]).unwrap();
@@ -362,7 +362,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         let wanted: Vec<u8> = (0..2000).map(|at| if at % 20 < 10 { 1 } else { 9 }).collect();
         assert!(found == wanted, "{what}");
         assert_eq!(ground.told.take().remove(0).size, 1000);
-        assert!(over.one(&ground.ranks).error.is_none());
+        assert!(done.one(&ground.ranks).error.is_none());
         stream.synchronize().unwrap();
     }
 }
@@ -387,11 +387,11 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
                 offset: at as u64,
             };
             let pieces: Vec<_> = (0..100).map(piece).collect();
-            let over = Sink::keeping();
+            let done = Sink::keeping();
             faults.fail_copies(at, Which::All, 700);
             match posted_or_refused(&ground.ranks, || {
                 zero.post_put_batch(Rank(1), &pieces)
-                    .comp(&over)
+                    .comp(&done)
                     .remote_comp(ground.name)
                     .try_submit()
             }) {
@@ -400,15 +400,15 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
                 }
                 Ok(Outcome::Posted) if J::IS_RDMA => {
                     // The NIC may need no engine.
-                    until(&ground.ranks, || over.count() == 1);
-                    let is_over = over.take().remove(0).error.is_none();
+                    until(&ground.ranks, || done.count() == 1);
+                    let has_ended = done.take().remove(0).error.is_none();
                     faults.heal_copies();
                     settle(&ground.ranks);
-                    assert_eq!(ground.told.take().len(), usize::from(is_over));
+                    assert_eq!(ground.told.take().len(), usize::from(has_ended));
                     continue;
                 }
                 Ok(Outcome::Posted) => {
-                    let error = over.one(&ground.ranks).ok().unwrap_err();
+                    let error = done.one(&ground.ranks).ok().unwrap_err();
                     let ours = mapped && J::MAPS;
                     assert!(!ours || error.to_string().contains("700"), "{error}");
                 }
@@ -416,7 +416,7 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
             }
             faults.heal_copies();
             settle(&ground.ranks);
-            assert_eq!((over.count(), ground.told.count()), (0, 0));
+            assert_eq!((done.count(), ground.told.count()), (0, 0));
         }
     }
 }

@@ -17,7 +17,7 @@ over_each_transport!(
     nothing_overtakes_the_backlog_and_a_full_one_is_an_error,
     a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried,
     a_receiver_that_keeps_its_packets_is_told_and_loses_nothing,
-    messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks,
+    unexpected_messages_do_not_hold_up_others_for_want_of_chunks,
     ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other,
     the_tiniest_resources_carry_everything_in_both_directions,
 );
@@ -135,10 +135,10 @@ fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_
         carrack::transports::shm::NAME
     };
     let sinks = [other, J::PATH].map(|path| {
-        let over = Sink::keeping();
-        let mut send = zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over);
+        let ended = Sink::keeping();
+        let mut send = zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&ended);
         send.submit().unwrap();
-        over
+        ended
     });
     let ranks = [zero, start(job.next().unwrap(), J::settings())];
     let error = sinks[0].one(&ranks).ok().unwrap_err();
@@ -158,33 +158,33 @@ fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_
 fn what_waits_for_a_peer_that_has_not_started_arrives_in_order<J: Job>() {
     let mut job = unstarted(2).into_iter();
     let zero = start(job.next().unwrap(), J::settings());
-    let over = Sink::keeping();
+    let ended = Sink::keeping();
     for at in 0..50 {
         let message = pattern(at, at as usize * 10);
-        zero.post_send(Rank(1), &message[..], Tag(1)).comp(&over).submit().unwrap();
+        zero.post_send(Rank(1), &message[..], Tag(1)).comp(&ended).submit().unwrap();
         zero.progress().unwrap();
     }
-    assert_eq!(over.count(), 0);
+    assert_eq!(ended.count(), 0);
     let one = start(job.next().unwrap(), J::settings());
     let ranks = [zero, one];
-    until(&ranks, || over.count() == 50);
+    until(&ranks, || ended.count() == 50);
     for at in 0..50 {
         let status = ranks[1].post_recv(Rank(0), vec![0; 500], Tag(1)).wait().unwrap();
         assert_eq!(status.bytes().unwrap(), pattern(at, at as usize * 10));
     }
     settle(&ranks);
-    assert_eq!((over.count(), over.failed()), (50, 0));
+    assert_eq!((ended.count(), ended.failed()), (50, 0));
 }
 
 fn nothing_overtakes_the_backlog_and_a_full_one_is_an_error<J: Job>() {
     let ranks = J::pair_with(tiny::<J>());
-    let (arrived, over) = (Sink::keeping(), Sink::keeping());
+    let (arrived, ended) = (Sink::keeping(), Sink::keeping());
     let name = ranks[1].register_comp(&arrived).unwrap();
     let (count, _) = fill(&ranks, name, 8);
     let tagged = |at: u64| pattern(count + at, 8);
     for at in 0..4 {
         let bytes = tagged(at);
-        let mut am = ranks[0].post_am(Rank(1), &bytes[..], name).tag(Tag(count + at)).comp(&over);
+        let mut am = ranks[0].post_am(Rank(1), &bytes[..], name).tag(Tag(count + at)).comp(&ended);
         if at > 0 {
             let outcome = am.try_submit().unwrap();
             assert!(matches!(outcome, Outcome::Retry(RetryReason::Backlog)), "{outcome:?}");
@@ -192,15 +192,15 @@ fn nothing_overtakes_the_backlog_and_a_full_one_is_an_error<J: Job>() {
         am.submit().unwrap();
     }
     let fifth = tagged(4);
-    let mut am = ranks[0].post_am(Rank(1), fifth.clone(), name).tag(Tag(count + 4)).comp(&over);
+    let mut am = ranks[0].post_am(Rank(1), fifth.clone(), name).tag(Tag(count + 4)).comp(&ended);
     for _ in 0..2 {
         let error = am.submit().unwrap_err();
         assert!(matches!(error, PostError::BacklogFull { rank: Rank(1), limit: 4 }), "{error}");
         assert!(error.to_string().contains("CARRACK_BACKLOG"));
     }
-    assert_eq!(over.count(), 0, "nothing of the backlog has gone");
+    assert_eq!(ended.count(), 0, "nothing of the backlog has gone");
     check(&ranks, &arrived, count + 4, 8);
-    assert_eq!((over.count(), over.failed()), (4, 0));
+    assert_eq!((ended.count(), ended.failed()), (4, 0));
     let status = done(posted(&ranks, || am.try_submit()));
     assert_eq!(status.buffer.to_vec().unwrap(), fifth, "the error gave the buffer back");
     assert_eq!(arrived.one(&ranks).tag, Tag(count + 4));
@@ -286,7 +286,7 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
     assert_eq!(arrived.count(), 0);
 }
 
-fn messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks<J: Job>() {
+fn unexpected_messages_do_not_hold_up_others_for_want_of_chunks<J: Job>() {
     let ranks = J::pair_with(J::settings().setting("shm_chunks", 1));
     for at in 0..100 {
         let message = pattern(at, 1000);

@@ -18,7 +18,7 @@ over_each_transport!(
     jobs_of_one_process_do_not_hear_of_each_other,
     a_thread_takes_as_many_events_at_a_time_as_each_runtime_says,
     packets_of_a_pool_of_the_users_own_return_to_it,
-    nobody_passes_a_barrier_before_all_have_reached_it,
+    no_rank_passes_a_barrier_before_all_have_reached_it,
     an_allgather_gives_everybody_everything_whatever_its_length,
     an_allgather_of_unequal_lengths_is_an_error_on_all_ranks,
     messages_to_oneself_arrive_as_others_do,
@@ -205,7 +205,7 @@ fn on_each<J: Job, T: Send + 'static>(
     answers.into_iter().flatten().collect()
 }
 
-fn nobody_passes_a_barrier_before_all_have_reached_it<J: Job>() {
+fn no_rank_passes_a_barrier_before_all_have_reached_it<J: Job>() {
     for size in 1..=8 {
         let reached = Arc::new(AtomicU32::new(0));
         on_each::<J, _>(size, move |rank| {
@@ -286,9 +286,9 @@ fn collectives_of_several_threads_meet_one_after_another<J: Job>() {
 fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     let ranks = J::pair();
     let devices = [0, 1].map(|at: usize| ranks[at].device().build().unwrap());
-    let (over, arrived) = (Sink::keeping(), Sink::keeping());
+    let (done, arrived) = (Sink::keeping(), Sink::keeping());
     let payload = pattern(1, 20_000);
-    let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+    let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&done);
     assert!(posted(&ranks, || send.try_submit()).is_posted());
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
     let mut recv =
@@ -296,7 +296,7 @@ fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     assert!(recv.try_submit().unwrap().is_posted());
     let status = arrived.one(&ranks);
     assert_eq!(status.bytes().unwrap(), payload);
-    assert!(over.one(&ranks).error.is_none());
+    assert!(done.one(&ranks).error.is_none());
 }
 
 /// Makes progress on each call, once it has a runtime.

@@ -14,7 +14,7 @@ over_each_transport!(
     four_threads_that_send_and_receive_meet_each_message_once,
     a_thread_that_sleeps_is_woken_by_a_message,
     a_thread_that_sleeps_is_woken_by_another_threads_progress,
-    a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once,
+    a_thread_that_sleeps_is_woken_by_a_post_that_ended_at_once,
     a_thread_that_waits_does_not_burn_its_core,
     a_queue_that_is_not_empty_gives_the_one_thread_that_takes_from_it_a_status,
     a_wait_ends_when_its_time_is_up,
@@ -40,7 +40,7 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
         });
         ranks[at].register_comp(&handler).unwrap()
     });
-    let over = || count.iter().all(|count| count.load(Ordering::Relaxed) >= 4 * EACH);
+    let ended = || count.iter().all(|count| count.load(Ordering::Relaxed) >= 4 * EACH);
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
             let (ranks, names) = (&ranks, &names);
@@ -73,7 +73,7 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
                     }
                     ranks[from].progress().unwrap();
                 }
-                while !over() {
+                while !ended() {
                     ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
                     std::thread::yield_now();
                 }
@@ -210,7 +210,7 @@ fn a_thread_that_sleeps_is_woken_by_another_threads_progress<J: Job>() {
     assert!(took < PROMPT, "{took:?}");
 }
 
-fn a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once<J: Job>() {
+fn a_thread_that_sleeps_is_woken_by_a_post_that_ended_at_once<J: Job>() {
     let ranks = J::pair_with(J::settings().spin(Duration::ZERO));
     for receives in [false, true] {
         let counter = Counter::new();

@@ -105,7 +105,7 @@ fn ranks_of_which_some_only_ask_do_not_wait_for_each_other_in_vain() {
 fn ranks_that_share_a_gpu_have_no_copier_and_tell_who_wants_one_too() {
     let _watchdog = Watchdog::over("shared");
     if !are_real() {
-        println!("skipped: simulated GPUs are claimed by nobody");
+        println!("skipped: no process claims simulated GPUs");
         return;
     }
     // One GPU, of those that the test may use.

@@ -2,7 +2,7 @@
 //! simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 
 use crate::support::copiers::{copies, until_by_copier};
-use crate::support::gpu_ranks::{Gpus, filled, heard, over, registered, told};
+use crate::support::gpu_ranks::{Gpus, completed, filled, heard, registered, told};
 use crate::support::gpus::{self, are_real};
 use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
@@ -56,7 +56,7 @@ fn puts_and_messages_of_every_length_come_whole_at_odd_places_of_another_process
 }
 
 #[test]
-fn the_last_byte_is_there_when_the_notification_comes_whoever_copied() {
+fn the_last_byte_is_there_when_the_notification_of_a_kernel_or_an_engine_comes() {
     let _watchdog = Watchdog::over("notifications");
     if let Some(ranks) = run("notifications", &[]) {
         ranks.succeed();
@@ -76,7 +76,7 @@ fn a_rank_that_is_killed_under_a_stream_of_small_puts_costs_the_other_nothing_of
     let _watchdog = Watchdog::over("kills");
     for victim in 0..2 {
         if let Some(ranks) = run("kills", &[victim]) {
-            ranks.succeed_but_for(Rank(victim as u32));
+            ranks.succeed_except(Rank(victim as u32));
         }
     }
 }
@@ -120,7 +120,7 @@ fn own_gpu(role: &Role, runtime: &Runtime) -> Arc<dyn Gpu> {
 
 fn put(runtime: &Runtime, source: carrack::Buffer, rmr: &RemoteKey, at: u64) {
     let mut source = Some(source);
-    let status = over(runtime, |done| {
+    let status = completed(runtime, |done| {
         runtime.post_put(rmr.owner(), source.take().unwrap(), rmr, at).comp(done).submit()
     });
     status.unwrap().ok().unwrap();
@@ -141,7 +141,7 @@ fn puts(role: &Role) {
         for (turn, &len) in lengths.iter().enumerate() {
             let into = region.slice(16, len).unwrap();
             let mut into = Some(into);
-            let got = over(&runtime, |done| {
+            let got = completed(&runtime, |done| {
                 runtime
                     .post_recv(Rank(0), into.take().unwrap(), Tag(turn as u64))
                     .comp(done)
@@ -176,7 +176,7 @@ fn puts(role: &Role) {
                 go()
             }
             let mut there = Some(vec![0; ROOM]);
-            let got = over(&runtime, |done| {
+            let got = completed(&runtime, |done| {
                 runtime.post_get(Rank(1), there.take().unwrap(), &rmr, 0).comp(done).submit()
             });
             let got = got.unwrap().ok().unwrap().buffer.to_vec().unwrap();
@@ -190,7 +190,7 @@ fn puts(role: &Role) {
         let source = gpu.allocate(ROOM, Flavour::Plain).unwrap().slice(0, len).unwrap();
         source.write(&filled(len, turn as u64)).unwrap();
         let mut source = Some(source);
-        let sent = over(&runtime, |done| {
+        let sent = completed(&runtime, |done| {
             let post = runtime.post_send(Rank(1), source.take().unwrap(), Tag(turn as u64));
             post.comp(done).submit()
         });
@@ -260,7 +260,7 @@ fn notifications(role: &Role) {
             let len = len_of(turn);
             region.slice(0, len).unwrap().write(&filled(len, turn)).unwrap();
             let mut source = region.slice(0, len);
-            let status = over(&runtime, |done| {
+            let status = completed(&runtime, |done| {
                 let post = runtime.post_put(Rank(1), source.take().unwrap(), &rmr, 0).comp(done);
                 post.tag(Tag(turn)).remote_comp(name).submit()
             });
@@ -428,7 +428,7 @@ fn shared(role: &Role) {
             "{ended:?}"
         );
         let mut there = Some(vec![0; AT_ONCE * CELL]);
-        let got = over(&runtime, |done| {
+        let got = completed(&runtime, |done| {
             runtime.post_get(other, there.take().unwrap(), &rmr, 0).comp(done).submit()
         });
         assert!(got.unwrap().ok().unwrap().buffer.to_vec().unwrap() == bytes, "turn {turns}");

@@ -1,7 +1,7 @@
 //! GPU memory between processes: ranks that map each other's, with simulated GPUs here, and with
 //! real ones where `TEST_GPU=cuda` says so.
 
-use crate::support::gpu_ranks::{filled, heard, over, registered, told};
+use crate::support::gpu_ranks::{completed, filled, heard, registered, told};
 use crate::support::gpus;
 use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::{are_all, wrong};
@@ -29,7 +29,7 @@ fn every_pair_of_kinds_is_put_and_got_by_the_copy_engine() {
 }
 
 #[test]
-fn messages_go_from_gpu_to_gpu_and_their_memory_is_kept_by_nobody() {
+fn messages_go_from_gpu_to_gpu_and_no_rank_keeps_their_memory() {
     let _watchdog = Watchdog::over("messages");
     for off in [0, 1] {
         Ranks::start("gpu_ipc::messages", 2, &[off]).succeed();
@@ -38,17 +38,17 @@ fn messages_go_from_gpu_to_gpu_and_their_memory_is_kept_by_nobody() {
 
 /// gpu.md, legacy IPC rule 5.
 #[test]
-fn a_registration_that_has_ended_is_noticed_and_its_memory_freed_when_nobody_has_it_mapped() {
+fn a_registration_that_has_ended_is_noticed_and_its_memory_freed_when_no_rank_has_it_mapped() {
     let _watchdog = Watchdog::over("ended");
     Ranks::start("gpu_ipc::ended", 2, &[]).succeed();
 }
 
 /// gpu.md, life and death rule 1.
 #[test]
-fn an_importer_that_is_killed_holds_nothing_up_and_an_exporter_that_is_killed_hurts_nobody() {
+fn a_killed_importer_holds_nothing_up_and_a_killed_exporter_harms_no_other_rank() {
     let _watchdog = Watchdog::over("killed");
     for victim in 0..2 {
-        Ranks::start("gpu_ipc::killed", 3, &[victim]).succeed_but_for(Rank(victim as u32));
+        Ranks::start("gpu_ipc::killed", 3, &[victim]).succeed_except(Rank(victim as u32));
     }
 }
 
@@ -85,7 +85,7 @@ fn put(
     at: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
+    completed(runtime, |done| {
         runtime.post_put(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).submit()
     })
 }
@@ -97,7 +97,7 @@ fn get(
     at: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
+    completed(runtime, |done| {
         runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).submit()
     })
 }
@@ -152,7 +152,7 @@ fn kinds(role: &Role) {
         for (at, len) in ODD {
             let place = |salt: Option<u64>| source(&gpus, kind, len, salt);
             let mut buffer = Some(place(Some(turn)));
-            let status = over(&runtime, |done| {
+            let status = completed(&runtime, |done| {
                 let buffer = buffer.take().unwrap();
                 let post = runtime.post_put(Rank(1), buffer, &rmr, at as u64).comp(done);
                 post.tag(Tag(at as u64))
@@ -319,7 +319,7 @@ fn messages(role: &Role) {
                 salt += 1;
                 if role.rank == 0 {
                     let mut buffer = Some(source(&gpus, from, len, Some(salt)));
-                    let sent = over(&runtime, |done| {
+                    let sent = completed(&runtime, |done| {
                         runtime
                             .post_send(other, buffer.take().unwrap(), Tag(salt))
                             .comp(done)
@@ -328,7 +328,7 @@ fn messages(role: &Role) {
                     assert_eq!(sent.unwrap().ok().unwrap().size, len, "{from} to {to}");
                 } else {
                     let mut buffer = Some(source(&gpus, to, len + 7, None));
-                    let got = over(&runtime, |done| {
+                    let got = completed(&runtime, |done| {
                         runtime
                             .post_recv(other, buffer.take().unwrap(), Tag(salt))
                             .comp(done)
@@ -346,14 +346,14 @@ fn messages(role: &Role) {
     let region = gpus[0].allocate(1000, Flavour::Plain).unwrap();
     if role.rank == 0 {
         let mut slice = region.slice(10, 100);
-        let sent = over(&runtime, |done| {
+        let sent = completed(&runtime, |done| {
             runtime.post_send(other, slice.take().unwrap(), Tag(0)).comp(done).submit()
         });
         let error = sent.unwrap().error.expect("it was too long");
         assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
     } else {
         let mut slice = region.slice(10, 99);
-        let got = over(&runtime, |done| {
+        let got = completed(&runtime, |done| {
             runtime.post_recv(other, slice.take().unwrap(), Tag(0)).comp(done).submit()
         });
         let error = got.unwrap().error.expect("it was too long");
@@ -369,14 +369,14 @@ fn messages(role: &Role) {
         // A part of it, known by the whole.
         let mut slice = Some(region.subregion(0, 100_000).unwrap().whole());
         drop(region);
-        let sent = over(&runtime, |done| {
+        let sent = completed(&runtime, |done| {
             runtime.post_am(other, slice.take().unwrap(), name).comp(done).submit()
         });
         drop(sent.unwrap().ok().unwrap());
         role.says("sent");
         runtime
             .wait_for(PATIENCE, || !is_allocated(&runtime, addr))
-            .expect("nobody keeps what was sent");
+            .expect("no rank keeps what was sent");
     } else {
         runtime.wait_for(PATIENCE, || !told_of.is_empty()).unwrap();
         let status = told_of.pop().unwrap().ok().unwrap();

@@ -6,7 +6,7 @@
 
 #![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
 
-use crate::support::gpu_ranks::over;
+use crate::support::gpu_ranks::completed;
 use crate::support::gpus::are_real as is_real;
 use crate::support::ranks::{Ranks, Role};
 use crate::support::words::filled;
@@ -159,16 +159,16 @@ impl Rig {
         unsafe { raw::register_memory(&self.runtime, addr as *mut u8, len, hint) }
     }
 
-    fn over(
+    fn completed(
         &self,
         submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>,
     ) -> Result<Status, PostError> {
-        over(&self.runtime, submit)
+        completed(&self.runtime, submit)
     }
 
     fn send(&self, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
         let mut buffer = Some(buffer.into());
-        self.over(|done| {
+        self.completed(|done| {
             let post = self.runtime.post_send(Rank(to), buffer.take().unwrap(), Tag(tag));
             post.comp(done).submit()
         })
@@ -176,7 +176,7 @@ impl Rig {
 
     fn recv(&self, from: u32, buffer: impl Into<Buffer>, tag: u64) -> Status {
         let mut buffer = Some(buffer.into());
-        let got = self.over(|done| {
+        let got = self.completed(|done| {
             self.runtime.post_recv(Rank(from), buffer.take().unwrap(), Tag(tag)).comp(done).submit()
         });
         got.unwrap().ok().unwrap()
@@ -184,7 +184,7 @@ impl Rig {
 
     fn get(&self, rmr: &RemoteKey, at: usize, len: usize) -> Result<Vec<u8>, PostError> {
         let mut buffer = Some(Buffer::from(vec![0; len]));
-        let status = self.over(|done| {
+        let status = self.completed(|done| {
             self.runtime
                 .post_get(rmr.owner(), buffer.take().unwrap(), rmr, at as u64)
                 .comp(done)
@@ -195,7 +195,7 @@ impl Rig {
 
     fn put(&self, bytes: Vec<u8>, rmr: &RemoteKey, at: usize) -> Result<Status, PostError> {
         let mut buffer = Some(Buffer::from(bytes));
-        self.over(|done| {
+        self.completed(|done| {
             self.runtime
                 .post_put(rmr.owner(), buffer.take().unwrap(), rmr, at as u64)
                 .comp(done)
@@ -405,7 +405,7 @@ fn asked(role: &Role) {
     assert_eq!(asked(&|| post(&unknown)), (0, 1));
     assert_eq!(asked(&|| post(&unknown.subregion(1, 1).unwrap())), (0, 1));
     assert_eq!(asked(&|| post(&device)), (0, 0));
-    assert_eq!(asked(&|| post(&owner)), (0, 0), "nobody but its owner frees it");
+    assert_eq!(asked(&|| post(&owner)), (0, 0), "only its owner frees it");
 }
 
 /// Runs the role: rank 0 frees what it has sent from, and never gives memory there again.
@@ -455,7 +455,7 @@ fn by_owner(role: &Role) {
         let rmr = RemoteKey::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
         let mut buffer = Some(Buffer::from(vec![0; 10]));
         let status = rig
-            .over(|done| {
+            .completed(|done| {
                 rig.runtime.post_get(Rank(0), buffer.take().unwrap(), &rmr, 0).comp(done).submit()
             })
             .unwrap();
@@ -511,7 +511,7 @@ fn withdrawn(role: &Role) {
     // Some other runtime of the process is told: addresses are the process's.
     let elsewhere = Rig::alone();
     let invalidate = |addr, len| elsewhere.runtime.invalidate_memory(addr, len);
-    assert_eq!(invalidate(owner.addr() + 5000, 0), Ok(()), "no bytes are nobody's");
+    assert_eq!(invalidate(owner.addr() + 5000, 0), Ok(()), "an empty range names no memory");
     let error = invalidate(owner.addr() + 5000, 1).unwrap_err();
     assert_eq!(
         (error.registrations, error.regions),
@@ -613,7 +613,7 @@ fn memory_that_was_freed_is_noticed_by_its_address_and_by_what_was_made_of_it() 
         let error = rig.send(0, stale.whole(), 1).unwrap_err();
         assert!(matches!(error, PostError::Freed(freed) if freed.addr == stale.addr()), "{error}");
         let mut buffer = Some(stale.whole());
-        let received = rig.over(|done| {
+        let received = rig.completed(|done| {
             rig.runtime.post_recv(Rank(0), buffer.take().unwrap(), Tag(1)).comp(done).submit()
         });
         assert!(matches!(received, Err(PostError::Freed(_))), "{received:?}");

@@ -99,7 +99,7 @@ impl Traffic {
         self.window = Some(self.back.expose(buffer).map_err(|(why, _)| why).unwrap());
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.arrived == *MESSAGES && self.ended == *PUTS
     }
 
@@ -174,7 +174,7 @@ fn cut(seed: u64) {
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
     let (mut one, mut other) = (Traffic::new(&out, &back), Traffic::new(&back, &out));
     let (mut cuts, mut next_cut, mut next_arrival, mut early) = (0, Instant::now(), 0, 0);
-    while !one.is_over() || !other.is_over() {
+    while !one.has_ended() || !other.has_ended() {
         let arrived = one.arrived + other.arrived;
         if Instant::now() > next_cut && arrived >= next_arrival {
             cuts += 1;

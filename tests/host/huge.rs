@@ -100,10 +100,10 @@ fn wait(runtime: &Runtime, done: &dyn Fn() -> bool) {
 
 /// Submits an operation, and waits for its end.
 fn ended(runtime: &Runtime, submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>) -> Status {
-    let over = Synchronizer::new(1);
-    submit(&over).expect("a post that is right");
-    wait(runtime, &|| over.test());
-    let status = over.take().unwrap().remove(0);
+    let done = Synchronizer::new(1);
+    submit(&done).expect("a post that is right");
+    wait(runtime, &|| done.test());
+    let status = done.take().unwrap().remove(0);
     let status = status.ok().expect("it succeeds");
     assert_eq!(status.size, LEN);
     status
@@ -135,10 +135,10 @@ impl Zero<'_> {
             let comp = carrack::RemoteComp(u32::from_le_bytes(self.name()));
             let status = if is_am {
                 let mut am = Some(runtime.post_am(one, buffer, comp));
-                ended(runtime, |over| am.take().unwrap().comp(over).submit())
+                ended(runtime, |done| am.take().unwrap().comp(done).submit())
             } else {
                 let mut send = Some(runtime.post_send(one, buffer, Tag(7)));
-                ended(runtime, |over| send.take().unwrap().comp(over).submit())
+                ended(runtime, |done| send.take().unwrap().comp(done).submit())
             };
             self.back(status, salt);
         }
@@ -153,12 +153,12 @@ impl Zero<'_> {
         let runtime = self.runtime;
         hear(runtime, Rank(1));
         let mut put = Some(runtime.post_put(Rank(1), self.filled(salt), rmr, 0));
-        let status = ended(runtime, |over| put.take().unwrap().comp(over).submit());
+        let status = ended(runtime, |done| put.take().unwrap().comp(done).submit());
         self.back(status, salt);
         tell(runtime, Rank(1));
         hear(runtime, Rank(1));
         let mut get = Some(runtime.post_get(Rank(1), self.buffer.take().unwrap(), rmr, 0));
-        let status = ended(runtime, |over| get.take().unwrap().comp(over).submit());
+        let status = ended(runtime, |done| get.take().unwrap().comp(done).submit());
         self.back(status, salt + 1);
         tell(runtime, Rank(1));
     }
@@ -213,8 +213,8 @@ impl One<'_> {
         let placing = Arc::new(Placing { region: self.region.clone(), arrived: Mutex::default() });
         let object: Arc<dyn Completion> = placing.clone();
         let name = runtime.register_comp(object.as_completion()).unwrap();
-        let over = Synchronizer::new(1);
-        let mut receive = runtime.post_recv(zero, self.region.whole(), Tag(7)).comp(&over);
+        let done = Synchronizer::new(1);
+        let mut receive = runtime.post_recv(zero, self.region.whole(), Tag(7)).comp(&done);
         assert!(receive.try_submit().unwrap().is_posted());
         for is_am in [false, true] {
             tell(runtime, zero);
@@ -230,8 +230,8 @@ impl One<'_> {
                 wait(runtime, &|| placing.arrived.lock().is_some());
                 placing.arrived.lock().take().unwrap()
             } else {
-                wait(runtime, &|| over.test());
-                over.take().unwrap().remove(0)
+                wait(runtime, &|| done.test());
+                done.take().unwrap().remove(0)
             };
             assert!(status.error.is_none() && status.size == LEN, "{:?}", status.error);
             self.holds(1 + u64::from(is_am));

@@ -66,7 +66,7 @@ fn all_succeed(ranks: Ranks) {
 }
 
 fn all_but_the_victim_succeed(ranks: Ranks) {
-    ranks.succeed_but_for(VICTIM);
+    ranks.succeed_except(VICTIM);
 }
 
 job_tests! {
@@ -94,7 +94,7 @@ job_tests! {
     a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
     a_rank_killed_in_the_midst_of_large_messages_ends_them:
         "large-auto" on [3, 3, 3, 3], all_but_the_victim_succeed;
-    a_rank_killed_while_parts_of_messages_are_under_way_ends_them: "large-off" on [3, 3, 3, 3],
+    a_rank_killed_while_parts_of_messages_are_in_flight_ends_them: "large-off" on [3, 3, 3, 3],
         all_but_the_victim_succeed;
 }
 
@@ -442,14 +442,14 @@ fn drops(role: Role) {
         return role.says("looked");
     }
     let rmr = RemoteKey::from_bytes(&rmrs[1]).unwrap();
-    let over = Sink::keeping();
-    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over);
+    let done = Sink::keeping();
+    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&done);
     put.submit().unwrap();
     drop(put);
     // At another moment of the copy in each job.
     std::thread::sleep(Duration::from_micros(u64::from(std::process::id()) % 40 * 100));
     drop((registered, runtime));
-    let mut statuses = over.take();
+    let mut statuses = done.take();
     assert_eq!(statuses.len(), 1, "the put ends once");
     if let Buffer::Vec(buffer) = &mut statuses[0].buffer {
         buffer.fill(LATER);

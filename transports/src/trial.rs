@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_nobody_knows_is_answered_with_that() {
+    fn an_unknown_question_is_answered_with_that() {
         assert_eq!(said_of("what\never"), "failed: this program knows no trial `what\never`");
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct Meeting<'g>(RefCell<State<'g>>);
 
 enum State<'g> {
     Begun(Pin<Box<dyn Future<Output = Result<(), CollectiveError>> + 'g>>),
-    Over(Result<(), CollectiveError>),
+    Ended(Result<(), CollectiveError>),
 }
 
 impl<'g> Meeting<'g> {
@@ -29,22 +29,22 @@ impl<'g> Meeting<'g> {
     /// # Errors
     /// The reason why nothing is known of the others.
     pub(super) fn wait(&self, runtime: &Runtime, limit: Duration) -> Result<(), String> {
-        runtime.wait_for(limit, || self.is_over()).map_err(|why| why.to_string())?;
+        runtime.wait_for(limit, || self.has_ended()).map_err(|why| why.to_string())?;
         match &*self.0.borrow() {
-            State::Over(Err(why)) => Err(why.to_string()),
+            State::Ended(Err(why)) => Err(why.to_string()),
             _ => Ok(()),
         }
     }
 
     /// Polls the barrier. The caller does so after all progress, so the future needs no waker.
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         let mut state = self.0.borrow_mut();
         let State::Begun(barrier) = &mut *state else { return true };
         let Poll::Ready(how) = barrier.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         else {
             return false;
         };
-        *state = State::Over(how);
+        *state = State::Ended(how);
         true
     }
 
@@ -52,7 +52,7 @@ impl<'g> Meeting<'g> {
     pub(super) fn end(self, runtime: &Runtime) -> Result<(), ExplainError> {
         match self.0.into_inner() {
             State::Begun(barrier) => Ok(runtime.block_on(barrier)??),
-            State::Over(how) => Ok(how?),
+            State::Ended(how) => Ok(how?),
         }
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_have_come_every_wait_is_over_and_the_next_operation_is_the_next() {
+    fn when_all_have_come_every_wait_ends_and_the_next_operation_is_the_next() {
         let come = |rank: &Runtime| {
             let world = rank.world();
             let meeting = Meeting::of(&world);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_taken_signal_comes_out_of_the_descriptor_and_ends_nobody() {
+    fn a_taken_signal_comes_out_of_the_descriptor_and_ends_no_process() {
         // In a thread of its own: the mask is the thread's.
         std::thread::spawn(|| {
             let signals = Signals::take(&[]).unwrap();

@@ -101,8 +101,8 @@ impl Round<'_> {
 
     /// Copies of this content; none in another rank than the one that makes them.
     pub(super) fn copies(&self, seat: &Seat, content: &[u8]) -> Result<Option<Copies>, PerfError> {
-        let Some(beside) = self.beside else { return Ok(None) };
-        let (from, to) = (self.memory.room(content.len())?, beside.room(content.len())?);
+        let Some(theirs) = self.theirs else { return Ok(None) };
+        let (from, to) = (self.memory.room(content.len())?, theirs.room(content.len())?);
         from.write(content)?;
         Ok(Some(Copies { from, to, pace: seat.pace, in_flight: VecDeque::new() }))
     }
@@ -137,10 +137,10 @@ const PUTS: Benchmark = Benchmark {
     // notification says that the bytes of its own put are there, and nothing of those before it:
     // their sender knows.
     round: |round, seat| {
-        let Seat { runtime, device, peer, over, arrivals_name, .. } = seat;
+        let Seat { runtime, device, peer, ended, arrivals_name, .. } = seat;
         let (window, payload) = (round.window(seat)?, round.outgoing(seat)?);
         let plain =
-            |bytes| runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(over);
+            |bytes| runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(ended);
         let mut put = Repeated::new(&payload, plain);
         let mut notifying =
             Repeated::new(&payload, |bytes| plain(bytes).remote_comp(*arrivals_name));
@@ -169,11 +169,11 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         name: "send",
         round: |round, seat| {
             let Seat { runtime, device, peer, tag, .. } = seat;
-            let (payload, over) = (round.outgoing(seat)?, line::queue(round));
+            let (payload, ended) = (round.outgoing(seat)?, line::queue(round));
             let message = Repeated::new(&payload, |bytes| {
                 runtime.post_send(*peer, bytes, *tag).device(device)
             });
-            round.line(&mut SendLine::new(round, seat, &over, message)?, seat)
+            round.line(&mut SendLine::new(round, seat, &ended, message)?, seat)
         },
         check: check::sends,
         ..MESSAGES
@@ -187,7 +187,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         // packet in the order of addresses, on which programs that poll memory rely. A CPU that
         // copies does so, too.
         round: |round, seat| {
-            let Seat { runtime, device, peer, over, .. } = seat;
+            let Seat { runtime, device, peer, ended, .. } = seat;
             let size = round.point.size.max(1);
             let window = Window::open(seat, round.memory, &vec![0; size])?;
             let (mut bytes, last) = (vec![0; size], window.mine.slice(size - 1, 1));
@@ -196,7 +196,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
                 sent = sent.wrapping_add(1);
                 bytes[size - 1] = sent;
                 let put = runtime.post_put(*peer, &bytes[..], &window.theirs, 0);
-                seat.begin(&mut put.device(device).comp(over))
+                seat.begin(&mut put.device(device).comp(ended))
             };
             let take = |_| {
                 seen = seen.wrapping_add(1);
@@ -210,13 +210,13 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..PUTS
     },
     Benchmark {
-        name: "put_over",
+        name: "put_done",
         tests: &[Test::Latency],
         round: |round, seat| {
-            let Seat { runtime, device, peer, over, .. } = seat;
+            let Seat { runtime, device, peer, ended, .. } = seat;
             let (window, payload) = (round.window(seat)?, round.outgoing(seat)?);
             let mut put = Repeated::new(&payload, |bytes| {
-                runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(over)
+                runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(ended)
             });
             let begin = || put.post(false, |put| seat.begin(put));
             round.alone(seat, begin, |_| Ok(()))
@@ -229,14 +229,14 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         sizes: Sizes::AskedOr(&[64]),
         has_pieces: true,
         round: |round, seat| {
-            let Seat { runtime, device, peer, over, .. } = seat;
+            let Seat { runtime, device, peer, ended, .. } = seat;
             let slots = Slots::of(round.point)?;
             let window = Window::open(seat, round.memory, &vec![0; slots.room])?;
             let local = round.memory.room(slots.room)?;
             local.write(&check::payload(1, slots.room))?;
             let pieces = slots.pieces(local.region(), &window);
             let begin = || {
-                let put = runtime.post_put_batch(*peer, &pieces).device(device).comp(over);
+                let put = runtime.post_put_batch(*peer, &pieces).device(device).comp(ended);
                 seat.begin(&mut { put })
             };
             round.alone(seat, begin, |_| Ok(()))
@@ -249,7 +249,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         // Into the same memory each time. The buffer that came back is at hand for the next one;
         // while others are in flight, another handle to that memory is made.
         round: |round, seat| {
-            let Seat { runtime, device, peer, over, .. } = seat;
+            let Seat { runtime, device, peer, ended, .. } = seat;
             let size = round.point.size;
             let window = Window::open(seat, round.memory, &check::payload(1, size))?;
             let room = round.memory.target(size)?;
@@ -261,7 +261,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
             let begin = || {
                 let buffer = spare.take().unwrap_or_else(another);
                 let get = runtime.post_get(*peer, buffer, &window.theirs, 0);
-                spare = seat.begin_with_buffer(&mut get.device(device).comp(over))?;
+                spare = seat.begin_with_buffer(&mut get.device(device).comp(ended))?;
                 Ok(())
             };
             round.alone(seat, begin, |_| Ok(()))
@@ -275,11 +275,11 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         sizes: Sizes::Fixed(&[8]),
         needs: Needs::WordOfCpu,
         round: |round, seat| {
-            let Seat { runtime, device, peer, over, .. } = seat;
+            let Seat { runtime, device, peer, ended, .. } = seat;
             let window = Window::open(seat, round.memory, &[0; 8])?;
             let begin = || {
                 let add = runtime.post_fetch_add(*peer, &window.theirs, 0, 1);
-                seat.begin(&mut add.device(device).comp(over))
+                seat.begin(&mut add.device(device).comp(ended))
             };
             round.alone(seat, begin, |begun| check::add(seat, &window, 0, begun))
         },

@@ -35,7 +35,7 @@ pub(super) enum PerfError {
     #[error("--ranks {asked}, but the launcher started {started}: leave it out, or start {asked}")]
     RanksOfLauncher { asked: u32, started: u32 },
     #[error(
-        "there is nothing to measure: barrier, put_batch, put_seen and put_over have a latency \
+        "there is nothing to measure: barrier, put_batch, put_seen and put_done have a latency \
         only, and fetch_add a latency and a rate; ask for one of them"
     )]
     NoPoints,

@@ -148,7 +148,7 @@ pub(super) struct SendLine<'a, K, F> {
     message: Repeated<'a, K, F>,
     /// One receive, which is called for each message, with a buffer of its own each time.
     receive: PostRecv<'a>,
-    over: &'a CompQueue,
+    ended: &'a CompQueue,
     size: usize,
     /// Receives that are still to be posted.
     to_post: u64,
@@ -159,18 +159,18 @@ pub(super) struct SendLine<'a, K, F> {
 }
 
 impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> SendLine<'a, K, F> {
-    /// Creates a line that sends `message`, and posts its first receives, which end in `over`.
+    /// Creates a line that sends `message`, and posts its first receives, which end in `ended`.
     pub(super) fn new(
         round: &Round<'_>,
         seat: &'a Seat,
-        over: &'a CompQueue,
+        ended: &'a CompQueue,
         message: Repeated<'a, K, F>,
     ) -> Result<Self, PerfError> {
         // A message that is here already ends in the queue, too.
         let receive = seat.runtime.post_recv(seat.peer, Buffer::Empty, seat.tag);
-        let receive = receive.device(&seat.device).comp(over);
+        let receive = receive.device(&seat.device).comp(ended);
         let (size, (to_post, _)) = (round.point.size, round.incoming());
-        let mut line = Self { seat, message, receive, over, size, to_post, is_spare: false };
+        let mut line = Self { seat, message, receive, ended, size, to_post, is_spare: false };
         for buffer in round.memory.buffers(posted(round), size)? {
             line.receive.refill(buffer);
             line.is_spare = true;
@@ -215,10 +215,10 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K,
         for _ in 0..count {
             self.post_spare()?;
             let status = loop {
-                if let Some(status) = self.over.pop() {
+                if let Some(status) = self.ended.pop() {
                     break status;
                 }
-                self.seat.until(|| !self.over.is_empty())?;
+                self.seat.until(|| !self.ended.is_empty())?;
             };
             if let Some(error) = status.error {
                 return Err((*error).into());

@@ -97,7 +97,7 @@ pub(super) fn joined<T>(
 pub(super) struct Round<'a> {
     pub(super) memory: &'a Memory,
     /// Memory of the peer's kind, where there are copies to make within this rank.
-    pub(super) beside: Option<&'a Memory>,
+    pub(super) theirs: Option<&'a Memory>,
     pub(super) clock: &'a Clock,
     pub(super) point: Point,
     /// Messages of each seat; whole windows of them in a stream.

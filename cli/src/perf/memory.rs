@@ -31,15 +31,15 @@ pub(super) struct Memory {
 #[derive(Clone, Debug)]
 pub(super) struct Memories {
     pub(super) own: Memory,
-    pub(super) beside: Option<Memory>,
+    pub(super) theirs: Option<Memory>,
 }
 
 impl Memories {
     /// Returns the memories of a rank, on the GPUs of `gpus`.
     pub(super) fn choose(plan: &Plan, rank: Rank, gpus: &Runtime) -> Result<Self, PerfError> {
         let copies = rank == Rank(0) && plan.has_copies();
-        let beside = copies.then(|| Memory::choose(plan.sides, Rank(1), gpus)).transpose()?;
-        Ok(Self { own: Memory::choose(plan.sides, rank, gpus)?, beside })
+        let theirs = copies.then(|| Memory::choose(plan.sides, Rank(1), gpus)).transpose()?;
+        Ok(Self { own: Memory::choose(plan.sides, rank, gpus)?, theirs })
     }
 }
 

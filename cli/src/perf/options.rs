@@ -37,9 +37,9 @@ A put of a ping-pong notifies its receiver; in a stream the last one of each win
 does not: its receiver looks at the last byte until it is there, as ib_write_lat and
 ucp_put_lat do; it has a latency only, and host memory. A put_batch is one put of --pieces pieces
 of --size bytes each (64 if not given), from rank 0 to rank 1; it has a latency only: that of the
-whole batch, until it is complete. A get, a put_over, a fetch_add (of 8 bytes, whatever --size
+whole batch, until it is complete. A get, a put_done, a fetch_add (of 8 bytes, whatever --size
 says), a barrier and a copy are no ping-pongs: their latency is the whole time to completion.
-A put_over is a put without a notification that is waited for, as osu_put_latency does with a flush;
+A put_done is a put without a notification that is waited for, as osu_put_latency does with a flush;
 it has a latency only. Gets and additions go from rank 0 to memory of rank 1. A barrier is of all
 ranks, of which there may be more than two then, with one thread each; rank 0 measures it. A copy
 stays within rank 0, which sees both devices then: it goes from memory of rank 0's kind to memory
@@ -51,7 +51,7 @@ so; the clock of a stream of puts stops when all of them are. Active messages th
 packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"put_batch\", \"get\",
+  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_done\", \"put_batch\", \"get\",
                 \"fetch_add\", \"barrier\" or \"copy\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message, or of a piece
@@ -180,7 +180,7 @@ pub(super) enum Op {
     /// Puts without a notification, whose receiver looks at its memory until they are there
     PutSeen,
     /// Puts without a notification, of which each is waited for before the next
-    PutOver,
+    PutDone,
     /// Puts of many pieces at once
     PutBatch,
     /// Gets from memory of the peer

@@ -106,7 +106,7 @@ static TESTS: [OsuTest; 8] = [
         has_rate: true,
         ..of("mbw_mr", "Multiple Bandwidth / Message Rate", Op::Send, Wanted::Bandwidth)
     },
-    of("put_latency", "Put Latency", Op::PutOver, Wanted::Latency),
+    of("put_latency", "Put Latency", Op::PutDone, Wanted::Latency),
     of("put_bw", "Put Bandwidth", Op::Put, Wanted::Bandwidth),
     of("get_latency", "Get Latency", Op::Get, Wanted::Latency),
     of("get_bw", "Get Bandwidth", Op::Get, Wanted::Bandwidth),

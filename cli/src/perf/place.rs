@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(pairs(&all, 1), Some(vec![vec![0], vec![2]]));
         assert_eq!(pairs(&all, 2), Some(vec![vec![0, 2], vec![1, 3]]));
         assert_eq!(pairs(&vec![vec![0, 1]; 2], 1), Some(vec![vec![0], vec![1]]));
-        assert!(core_of(usize::MAX) == usize::MAX, "a CPU that nobody has");
+        assert!(core_of(usize::MAX) == usize::MAX, "a CPU that no machine has");
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(super) struct Seat {
     acks_name: RemoteComp,
     /// Operations on the peer's memory that ended after their call; `posted` counts all that were
     /// in flight after it.
-    pub(super) over: Tally,
+    pub(super) ended: Tally,
     posted: Cell<u64>,
     /// Active messages whose bytes are looked at.
     pub(super) checks: CompQueue,
@@ -95,7 +95,7 @@ impl Seat {
             taken: Cell::new(0),
             acks_name: runtime.register_comp(&acks)?,
             acks,
-            over: Tally::new(None),
+            ended: Tally::new(None),
             posted: Cell::new(0),
             checks_name: runtime.register_comp(&landing_queue(checks.clone(), memory))?,
             checks,
@@ -121,7 +121,7 @@ impl Seat {
         let by_many = is_shared || pace == Pace::Sleep;
         self.arrivals.set_shared(by_many);
         self.acks.set_shared(by_many);
-        self.over.set_shared(by_many);
+        self.ended.set_shared(by_many);
         self.bystanders = bystanders;
     }
 
@@ -184,16 +184,16 @@ impl Seat {
 
     /// Posts an operation on this seat's device, and waits until it ends.
     pub(super) fn wait<'a, K: Kind>(&'a self, op: Post<'a, K>) -> Result<Status, PerfError> {
-        let over = CompQueue::new(2);
-        op.device(&self.device).comp(&over).submit()?;
-        self.next_of(&over)
+        let ended = CompQueue::new(2);
+        op.device(&self.device).comp(&ended).submit()?;
+        self.next_of(&ended)
     }
 
     /// Waits until at most `most` of the started operations are in flight.
     #[inline]
     pub(super) fn settle(&self, most: u64) -> Result<(), PerfError> {
         let wanted = self.posted.get().saturating_sub(most);
-        self.until(|| self.over.get() >= wanted)
+        self.until(|| self.ended.get() >= wanted)
     }
 
     /// Waits for the next status of a queue. A failed one is an error.
@@ -282,7 +282,7 @@ impl Seat {
         if self.given_up.load(Ordering::Relaxed) {
             return Err(PerfError::GivenUp);
         }
-        match self.arrivals.failed().or(self.acks.failed()).or(self.over.failed()) {
+        match self.arrivals.failed().or(self.acks.failed()).or(self.ended.failed()) {
             Some(why) => Err(PerfError::Arrival(why.to_owned())),
             None => Ok(()),
         }

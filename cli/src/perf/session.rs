@@ -228,8 +228,8 @@ impl Session {
     }
 
     fn parameters(&self, point: Point, count: u64, leads: bool) -> Round<'_> {
-        let Memories { own: memory, beside } = &self.memories;
-        Round { memory, beside: beside.as_ref(), clock: &self.clock, point, count, leads }
+        let Memories { own: memory, theirs } = &self.memories;
+        Round { memory, theirs: theirs.as_ref(), clock: &self.clock, point, count, leads }
     }
 }
 

@@ -17,7 +17,7 @@ struct Suite {
     quick: bool,
     minutes: u64,
     /// Filter of the tests that also run on simulated GPUs when real ones are tested.
-    beside: Option<&'static str>,
+    also_simulated: Option<&'static str>,
 }
 
 /// GPUs that a test program runs on.
@@ -38,7 +38,7 @@ const fn suite(
     quick: bool,
     minutes: u64,
 ) -> Suite {
-    Suite { program, name, on, quick, minutes, beside: None }
+    Suite { program, name, on, quick, minutes, also_simulated: None }
 }
 
 /// Arguments of a run that is not quick: slow tests included, except those that need a device.
@@ -49,7 +49,10 @@ const NOT_AT_LENGTH: [&str; 2] = ["cuda", "huge"];
 
 const SUITES: &[Suite] = &[
     // Only its tests of GPU memory differ from one sort of GPU to another.
-    Suite { beside: Some("gpu::"), ..suite("conformance", "conformance", On::Any, true, 15) },
+    Suite {
+        also_simulated: Some("gpu::"),
+        ..suite("conformance", "conformance", On::Any, true, 15)
+    },
     suite("cuda", "cuda", On::Cuda, true, 15),
     suite("gpu", "gpu_ipc", On::Any, true, 10),
     suite("gpu", "ipc_handles", On::Any, true, 10),
@@ -147,7 +150,7 @@ impl Suite {
             (On::Any, Gpus::Cuda) => {
                 let why = "--quick leaves it out where there are real GPUs";
                 let mut simulated = part(Some(Gpus::Simulated), quick.then(|| why.to_owned()));
-                simulated.args.extend(self.beside.map(str::to_owned));
+                simulated.args.extend(self.also_simulated.map(str::to_owned));
                 vec![part(Some(Gpus::Cuda), left_out), simulated]
             }
             (On::Any | On::Cuda, gpus) => vec![part(Some(gpus), left_out)],

@@ -27,7 +27,7 @@ impl Shared {
         // Ranks close the mappings of memory that all had released before this call. The leader
         // then frees it.
         runtime.0.look_after_domains();
-        self.group.barrier().map_err(|cause| self.over(cause))?;
+        self.group.barrier().map_err(|cause| self.end(cause))?;
         runtime.0.look_after_domains();
         let span = len.next_multiple_of(BLOCK);
         let is_leader = self.leader == runtime.rank();
@@ -36,7 +36,7 @@ impl Shared {
             Some(Err(why)) => (None, Offer::Failed(why).encode()),
             None => (None, Vec::new()),
         };
-        let told = self.group.broadcast(self.leader, &told).map_err(|cause| self.over(cause))?;
+        let told = self.group.broadcast(self.leader, &told).map_err(|cause| self.end(cause))?;
         let mine = match (made, Offer::decode(&told)) {
             (_, Some(Offer::Failed(why))) => {
                 return Err(SharedAllocError::Leader {

@@ -95,7 +95,7 @@ struct Piece {
 
 impl Books {
     /// Notes that a rank has released a piece. An unknown piece changes nothing.
-    fn let_go(&mut self, place: usize, number: u64) {
+    fn release(&mut self, place: usize, number: u64) {
         let Some(piece) = self.live.get_mut(&number) else {
             return tracing::warn!(place, number, "a rank has released an unknown piece");
         };
@@ -230,7 +230,7 @@ impl SharedPool {
         let (freed, more) = self.freed.take();
         let calls = meet((freed.clone(), more)).inspect_err(|_| self.freed.put_back(freed))?;
         for (place, call) in calls.iter().enumerate() {
-            call.freed.iter().for_each(|number| books.let_go(place, *number));
+            call.freed.iter().for_each(|number| books.release(place, *number));
         }
         self.hold(books);
         Ok(calls.iter().any(|call| call.more))

@@ -246,7 +246,7 @@ impl Shared {
     }
 
     /// Ends the allocator.
-    pub(super) fn over(&self, cause: CollectiveError) -> SharedAllocError {
+    pub(super) fn end(&self, cause: CollectiveError) -> SharedAllocError {
         // Another rank may have noticed the leader's end first, and left the group for it.
         let told = match &cause {
             CollectiveError::Op { cause: OpError::PeerDown { rank, cause }, .. }
@@ -271,7 +271,7 @@ impl Shared {
         &self,
         mine: &[u8],
     ) -> Result<impl Iterator<Item = (Rank, Vec<u8>)>, SharedAllocError> {
-        let told = self.group.allgather(mine).map_err(|cause| self.over(cause))?;
+        let told = self.group.allgather(mine).map_err(|cause| self.end(cause))?;
         Ok(self.group.ranks().zip(told))
     }
 
@@ -334,7 +334,7 @@ mod tests {
             end.send(of_scope.allgather(b"its first call")).unwrap();
         });
         assert!(matches!(made.join().unwrap(), Err(SharedAllocError::Ended(_))));
-        let waits = ended.recv_timeout(Duration::from_secs(100)).expect("it waits for nobody");
+        let waits = ended.recv_timeout(Duration::from_secs(100)).expect("it does not wait");
         assert!(matches!(waits, Err(CollectiveError::Failed { .. })), "{waits:?}");
     }
 }

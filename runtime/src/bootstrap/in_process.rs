@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_passes_a_fence_before_all_have_reached_it() {
+    fn no_rank_passes_a_fence_before_all_have_reached_it() {
         const ROUNDS: u32 = 50;
         let ranks = InProcess::job(4).unwrap();
         let arrived = AtomicU32::new(0);

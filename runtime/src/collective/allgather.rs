@@ -104,16 +104,16 @@ async fn both<T>(
     let (mut send, mut receive) = (std::pin::pin!(send), std::pin::pin!(receive));
     let (mut sent, mut received) = (false, None);
     std::future::poll_fn(|context| {
-        if !sent && let Poll::Ready(over) = send.as_mut().poll(context) {
-            if let Err(error) = over {
+        if !sent && let Poll::Ready(ended) = send.as_mut().poll(context) {
+            if let Err(error) = ended {
                 return Poll::Ready(Err(error));
             }
             sent = true;
         }
         if received.is_none()
-            && let Poll::Ready(over) = receive.as_mut().poll(context)
+            && let Poll::Ready(ended) = receive.as_mut().poll(context)
         {
-            match over {
+            match ended {
                 Ok(bytes) => received = Some(bytes),
                 Err(error) => return Poll::Ready(Err(error)),
             }

@@ -24,7 +24,7 @@ pub(super) struct Call<'a> {
     board: &'a Board,
     number: u64,
     meaning: Meaning,
-    is_over: AtomicBool,
+    has_ended: AtomicBool,
     /// Bytes that this member contributes, where all contribute the same number.
     contributes: AtomicU64,
     /// Notes that still wait for room here, if there ever were any.
@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
             board,
             number,
             meaning,
-            is_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             contributes: AtomicU64::new(0),
             late: OnceLock::new(),
         })
@@ -439,7 +439,7 @@ impl<'a> Call<'a> {
             true => Err(refused(self.meaning.what, ProgressError::Forked.into())),
             false => work.await,
         };
-        self.is_over.store(result.is_ok(), Ordering::Relaxed);
+        self.has_ended.store(result.is_ok(), Ordering::Relaxed);
         if result.is_ok()
             && let Some(cause) = self.told(Duration::MAX).await
         {
@@ -449,7 +449,7 @@ impl<'a> Call<'a> {
         if let Err(error) = &result {
             self.give_up(self.blame(error));
         }
-        self.is_over.store(true, Ordering::Relaxed);
+        self.has_ended.store(true, Ordering::Relaxed);
         if result.is_err() {
             // Members that have not started learn of it in another way.
             self.told(Duration::from_secs(1)).await;
@@ -480,7 +480,7 @@ impl<'a> Call<'a> {
         result: Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
         if result.is_ok() && self.late.get().is_none() {
-            self.is_over.store(true, Ordering::Relaxed);
+            self.has_ended.store(true, Ordering::Relaxed);
             return result;
         }
         self.block(async { result })
@@ -517,7 +517,7 @@ impl<'a> Call<'a> {
             Ok(Ok(result)) => result,
             Ok(Err(strayed)) => {
                 self.give_up((self.runtime.rank(), 0));
-                self.is_over.store(true, Ordering::Relaxed);
+                self.has_ended.store(true, Ordering::Relaxed);
                 let _ = self.runtime.block_on(self.told(Duration::from_secs(1)));
                 Err(strayed)
             }
@@ -533,7 +533,7 @@ impl Group {
         // A forked process sends nothing, because the group belongs to the parent.
         let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
         call.give_up(call.blame(cause));
-        call.is_over.store(true, Ordering::Relaxed);
+        call.has_ended.store(true, Ordering::Relaxed);
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
     }
 
@@ -550,7 +550,7 @@ impl Group {
 /// them.
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if !self.is_over.load(Ordering::Relaxed) {
+        if !self.has_ended.load(Ordering::Relaxed) {
             self.give_up((self.runtime.rank(), 0));
         }
         self.board.forget(self.number);

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn who_abandons_an_operation_is_waited_for_by_nobody_and_the_cause_is_told() {
+    fn no_member_waits_for_one_that_abandons_an_operation_and_all_learn_the_cause() {
         let operations: [Collective; 3] = [
             Group::barrier,
             |group| group.allgather(b"x").map(drop),
@@ -189,24 +189,26 @@ mod tests {
         let members: Vec<Rank> = (0..4).map(Rank).collect();
         let groups: Vec<Group> =
             ranks.iter().map(|rank| rank.own_group(Rank(0), 7, &members).unwrap()).collect();
-        let ((is_over, overs), (fails, failed)) = (mpsc::channel(), mpsc::channel());
+        let ((ends, ended), (fails, failed)) = (mpsc::channel(), mpsc::channel());
         for place in [0, 2, 3] {
-            let (group, is_over, fails) = (groups[place].clone(), is_over.clone(), fails.clone());
+            let (group, ends, fails) = (groups[place].clone(), ends.clone(), fails.clone());
             std::thread::spawn(move || {
                 group.barrier().unwrap();
                 // It ends without rank 1, which forwards the bytes to no rank.
                 assert_eq!(group.broadcast(Rank(0), b"x").unwrap(), b"x");
-                is_over.send(()).unwrap();
+                ends.send(()).unwrap();
                 fails.send(group.allgather(b"y")).unwrap();
             });
         }
         groups[1].barrier().unwrap();
-        (0..3).for_each(|_| overs.recv().unwrap());
+        (0..3).for_each(|_| ended.recv().unwrap());
         let cause = OpError::PeerDown { rank: Rank(9), cause: DownCause::Closed };
         groups[1].leave(&CollectiveError::Op { what: "barrier", cause });
         for _ in 0..3 {
-            let why =
-                failed.recv_timeout(Duration::from_secs(100)).expect("nobody waits").unwrap_err();
+            let why = failed
+                .recv_timeout(Duration::from_secs(100))
+                .expect("no member waits")
+                .unwrap_err();
             assert!(why.to_string().contains("rank 9 is gone"), "{why}");
         }
     }

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_slots_are_given_to_nobody_else() {
+    fn reserved_slots_are_given_to_no_other_object() {
         let registry = Registry::new();
         let slots = registry.reserve(2).unwrap();
         let other = registry.register(comp()).unwrap();
@@ -324,7 +324,7 @@ mod tests {
         registry.register_at(at, comp()).unwrap();
         assert!(registry.register_at(at, comp()).is_err(), "in use");
         assert!(registry.register_at(RemoteComp(99), comp()).is_err(), "never reserved");
-        assert!(registry.register_at(RemoteComp(0), comp()).is_err(), "nobody's");
+        assert!(registry.register_at(RemoteComp(0), comp()).is_err(), "it names no object");
         registry.deregister(at).unwrap();
         registry.register_at(at, comp()).unwrap();
     }

@@ -91,7 +91,7 @@ impl Counted {
     }
 
     /// Returns the reason why the count cannot be reached any more, if there is one.
-    fn is_over(&self) -> Option<OpError> {
+    fn why_unreachable(&self) -> Option<OpError> {
         let Some(ranks) = self.ranks.upgrade() else { return Some(OpError::Closed) };
         let (rank, cause) = ranks.find_gone(&|rank| self.hears_of(rank))?;
         Some(OpError::PeerDown { rank, cause })
@@ -148,7 +148,7 @@ impl StreamCounter {
         // afterwards.
         awaited.fetch_max(count, Ordering::SeqCst);
         if self.counted.count() < count
-            && let Some(error) = self.counted.is_over()
+            && let Some(error) = self.counted.why_unreachable()
         {
             self.counted.fail(error);
         }

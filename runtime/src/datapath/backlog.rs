@@ -39,13 +39,13 @@ impl Parked {
     /// Continues the operation as far as possible now.
     pub(crate) fn step(&mut self, carrier: &Carrier, device: &Port, linked: &Linked) -> Step {
         loop {
-            let stage = std::mem::replace(&mut self.stage, Stage::Over(Buffer::Empty));
+            let stage = std::mem::replace(&mut self.stage, Stage::Ended(Buffer::Empty));
             let (stage, waits) = match stage {
                 Stage::After(event, buffer) => match event.query() {
                     Ok(false) => (Stage::After(event, buffer), Some(Step::Held)),
                     Ok(true) => (Stage::Ready(buffer), None),
                     Err(error) => {
-                        self.stage = Stage::Over(buffer);
+                        self.stage = Stage::Ended(buffer);
                         return Step::Ended(Err(OpError::Event(error)));
                     }
                 },
@@ -60,7 +60,7 @@ impl Parked {
                         match outcome {
                             Ok(()) => (Stage::Staged(block, buffer), None),
                             Err(error) => {
-                                self.stage = Stage::Over(buffer);
+                                self.stage = Stage::Ended(buffer);
                                 return Step::Ended(Err(OpError::Copy(error)));
                             }
                         }
@@ -70,7 +70,7 @@ impl Parked {
                     if self.has_to_offer(device) {
                         match self.offer(device, linked, &mut buffer, true) {
                             Ok(step) => {
-                                self.stage = Stage::Over(buffer);
+                                self.stage = Stage::Ended(buffer);
                                 return step;
                             }
                             Err(waits) => {
@@ -84,13 +84,13 @@ impl Parked {
                     match linked.link.submit(op) {
                         Ok(Submit::Busy(_)) => (Stage::Staged(block, buffer), Some(Step::Waits)),
                         done => {
-                            self.stage = Stage::Over(buffer);
+                            self.stage = Stage::Ended(buffer);
                             return self.submitted(done);
                         }
                     }
                 }
-                Stage::Over(buffer) => {
-                    self.stage = Stage::Over(buffer);
+                Stage::Ended(buffer) => {
+                    self.stage = Stage::Ended(buffer);
                     return Step::Ended(Ok(()));
                 }
             };
@@ -110,7 +110,7 @@ impl Parked {
         linked: &Linked,
     ) -> Result<(Stage, Option<Step>), Step> {
         if let Some(required) = self.required.filter(|path| *path != linked.transport) {
-            self.stage = Stage::Over(buffer);
+            self.stage = Stage::Ended(buffer);
             let error = linked.wrong_path(self.op.rank, required);
             return Err(Step::Ended(Err(OpError::of_post(error, self.op.rank))));
         }
@@ -125,7 +125,7 @@ impl Parked {
                 }
                 Some(Ok(_)) => return Err(Step::HandedOver),
                 Some(Err(error)) => {
-                    self.stage = Stage::Over(buffer);
+                    self.stage = Stage::Ended(buffer);
                     return Err(Step::Ended(Err(OpError::of_submit(&error, self.op.rank))));
                 }
                 None => planned = plan(kind, len, &linked.caps, packet, false),
@@ -140,7 +140,7 @@ impl Parked {
                 match linked.link.submit(op) {
                     Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
                     done => {
-                        self.stage = Stage::Over(buffer);
+                        self.stage = Stage::Ended(buffer);
                         Err(self.submitted(done))
                     }
                 }
@@ -158,7 +158,7 @@ impl Parked {
                         match other {
                             Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
                             done => {
-                                self.stage = Stage::Over(buffer);
+                                self.stage = Stage::Ended(buffer);
                                 Err(self.submitted(done))
                             }
                         }
@@ -169,7 +169,7 @@ impl Parked {
             Plan::Offer | Plan::Stage | Plan::Map => self.offer_now(buffer, device, linked, false),
             Plan::Refuse => {
                 let refused = check_kinds(MemKind::Host, kind);
-                self.stage = Stage::Over(buffer);
+                self.stage = Stage::Ended(buffer);
                 Err(Step::Ended(refused.map_err(OpError::Copy)))
             }
         }
@@ -202,7 +202,7 @@ impl Parked {
             },
             None => check_kinds(MemKind::Host, kind),
         };
-        self.stage = Stage::Over(buffer);
+        self.stage = Stage::Ended(buffer);
         Err(Step::Ended(refused.map_err(OpError::Copy)))
     }
 
@@ -215,7 +215,7 @@ impl Parked {
     ) -> Result<(Stage, Option<Step>), Step> {
         match self.offer(device, linked, &mut buffer, is_held) {
             Ok(step) => {
-                self.stage = Stage::Over(buffer);
+                self.stage = Stage::Ended(buffer);
                 Err(step)
             }
             Err(waits) => Ok((Stage::Ready(buffer), Some(waits))),

@@ -129,9 +129,9 @@ impl Carrier {
     pub(crate) fn look_after_domains(&self) {
         self.look_for_absent();
         KnownMemory::of_the_process().look_after();
-        self.exposures.let_go();
+        self.exposures.withdraw_gone();
         for device in self.devices().iter() {
-            device.0.transfers.introduced.let_go();
+            device.0.transfers.introduced.release_withdrawn();
         }
         for (_, domain) in &self.domains {
             domain.look_after();

@@ -37,7 +37,7 @@ pub(crate) enum Event {
     /// Progress looks at it.
     Go,
     /// A chunk of the window that begins at `at` has completed.
-    ChunkOver { at: usize, failed: Option<OpError> },
+    ChunkEnded { at: usize, failed: Option<OpError> },
     /// The owner of the memory has refused the message that asks for its bytes.
     Refused(OpError),
     /// The kernel has copied a piece of it, or could not.

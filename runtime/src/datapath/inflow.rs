@@ -37,7 +37,7 @@ struct Filling {
 pub(super) struct Stepped {
     pub(super) moved: bool,
     /// All bytes are on the GPU.
-    pub(super) is_over: bool,
+    pub(super) is_complete: bool,
 }
 
 impl Inflow {
@@ -117,8 +117,8 @@ impl Inflow {
             self.filling.push_back(Filling { block, got: 0, len });
             self.granted += len;
         }
-        let is_over = self.begin == self.size && self.copying.is_none();
-        Ok(Stepped { moved, is_over })
+        let is_complete = self.begin == self.size && self.copying.is_none();
+        Ok(Stepped { moved, is_complete })
     }
 
     fn blocks(&self) -> usize {
@@ -158,7 +158,7 @@ mod tests {
         loop {
             let stepped = inflow.step(buffer, staging, true).unwrap();
             if !stepped.moved && !inflow.is_busy() && inflow.copying.is_none() {
-                return stepped.is_over;
+                return stepped.is_complete;
             }
         }
     }
@@ -172,9 +172,9 @@ mod tests {
         let (staging, mut buffer) = (Staging::default(), Buffer::Region(region.whole()));
         let mut inflow = Inflow::into(&buffer, size).unwrap();
         assert!(inflow.take(0, &part(&[1])).is_err(), "nothing was asked for");
-        let (mut at, mut is_over) = (0, false);
-        while !is_over {
-            is_over = settled(&mut inflow, &mut buffer, &staging);
+        let (mut at, mut is_complete) = (0, false);
+        while !is_complete {
+            is_complete = settled(&mut inflow, &mut buffer, &staging);
             let granted = inflow.granted();
             assert!(granted <= size && granted - at <= BLOCKS * BLOCK);
             assert!(inflow.take(granted, &part(&[1])).is_err(), "beyond what may come");
@@ -188,7 +188,7 @@ mod tests {
                 inflow.take(place, &part(&message[place..end])).unwrap();
             }
             at = granted;
-            if granted > 0 && !is_over {
+            if granted > 0 && !is_complete {
                 assert!(inflow.take(granted - 1, &part(&[1])).is_err(), "it has come");
             }
         }

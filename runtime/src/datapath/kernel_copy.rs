@@ -44,7 +44,7 @@ pub(crate) enum Step {
     Copied,
     /// The remaining bytes are with the sender, or the link is not ready.
     Waits,
-    Over,
+    Ended,
     Failed(PeerMemoryError),
 }
 
@@ -106,7 +106,7 @@ impl Pull {
                 Some(piece) => Some(piece),
                 None => match share.others() {
                     Others::Waiting => return Step::Waits,
-                    Others::Settled => return self.failed.take().map_or(Step::Over, Step::Failed),
+                    Others::Settled => return self.failed.take().map_or(Step::Ended, Step::Failed),
                     Others::Failed(from) => {
                         // The bytes are copied as if the sender had not helped.
                         (self.done, self.share) = (from, None);
@@ -120,7 +120,7 @@ impl Pull {
         }
         let (begin, len) = next.unwrap_or((self.done, MOST.min(size - self.done)));
         if len == 0 {
-            return Step::Over;
+            return Step::Ended;
         }
         match self.copy(buffer, size, (begin, len)) {
             Ok(()) => {
@@ -192,8 +192,8 @@ impl Run<'_> {
             step = self.pull(&mut rx, budget);
         }
         match step {
-            Some(Step::Over) => {
-                rx.pulled(self, Step::Over);
+            Some(Step::Ended) => {
+                rx.pulled(self, Step::Ended);
             }
             step => self.pull_later(name, rx, step),
         }
@@ -255,7 +255,7 @@ impl Run<'_> {
                 match step {
                     Step::Waits => waits.push_back(at),
                     Step::Copied => begun = Some(at),
-                    Step::Over | Step::Failed(_) => {}
+                    Step::Ended | Step::Failed(_) => {}
                 }
                 flow = rx.pulled(self, step);
             }
@@ -323,7 +323,7 @@ impl Run<'_> {
         for mut out in many {
             if let InFlight::Rx(rx) = &mut *out.transfer {
                 *budget = budget.saturating_sub(rx.size());
-                let flow = rx.pulled(self, Step::Over);
+                let flow = rx.pulled(self, Step::Ended);
                 self.give_back(out.at, out.transfer, flow);
             }
         }
@@ -417,7 +417,7 @@ mod tests {
         }
 
         fn write(&self, _: u64, _: MemRef<'_>) -> Result<(), PeerMemoryError> {
-            unreachable!("nobody helps")
+            unreachable!("no helper is asked")
         }
     }
 

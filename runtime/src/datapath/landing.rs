@@ -194,13 +194,13 @@ pub(crate) struct PollTurn {
 /// room for them. Those that stay are moved up once, for there may be thousands.
 #[inline]
 fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
-    let is_over = |landing: &mut Landing| landing.transfer.is_over(at == 0);
+    let has_ended = |landing: &mut Landing| landing.transfer.has_ended(at == 0);
     // Most calls find that the first copy is not done.
-    if !landings.get_mut(at).is_some_and(is_over) {
+    if !landings.get_mut(at).is_some_and(has_ended) {
         return;
     }
     let most = landings.len().min(at + AT_ONCE.saturating_sub(done.len()));
-    let count = landings.range_mut(at..most).position(|landing| !is_over(landing));
+    let count = landings.range_mut(at..most).position(|landing| !has_ended(landing));
     done.extend(landings.drain(at..count.map_or(most, |count| at + count)));
 }
 

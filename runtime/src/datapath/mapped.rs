@@ -56,7 +56,7 @@ struct State {
     all: VecDeque<Arc<Exposure>>,
     names: u64,
     /// The runtime is ending.
-    is_over: bool,
+    is_ending: bool,
 }
 
 struct Exposure {
@@ -78,7 +78,7 @@ impl Exposures {
     /// Returns the exposure of a region: its export, or the reason against one. `None`: not now.
     fn expose(&self, domain: &dyn Domain, region: &Region) -> Option<Arc<Exposure>> {
         let mut state = self.state();
-        if state.is_over {
+        if state.is_ending {
             return None;
         }
         if let Some(latest) = state.all.back()
@@ -97,7 +97,7 @@ impl Exposures {
         drop(state);
         // First withdraw the region that lay at its address before: a peer's driver may not open
         // one while it has the other open.
-        self.let_go();
+        self.withdraw_gone();
         let exported = match region.is_joined() {
             true => {
                 Err("it is made of several handles, whose names are too long for an introduction"
@@ -124,7 +124,7 @@ impl Exposures {
     }
 
     /// Withdraws regions that are gone.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn withdraw_gone(&self) {
         let mut state = self.state();
         if state.all.iter().all(|one| !one.region.is_gone()) {
             return;
@@ -150,7 +150,7 @@ impl Exposures {
     /// Withdraws all regions, before buffers are given back from which peers may be fetching.
     pub(crate) fn end(&self) {
         let mut state = self.state();
-        state.is_over = true;
+        state.is_ending = true;
         let all = std::mem::take(&mut state.all);
         drop(state);
         drop(all);
@@ -261,7 +261,7 @@ impl Introduced {
     }
 
     /// Releases the regions that their owners have withdrawn.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release_withdrawn(&self) {
         self.drop_those(|_, known| {
             known.imported.get().is_some_and(|held| held.as_ref().is_ok_and(Held::has_ended))
         });

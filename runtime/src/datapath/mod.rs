@@ -46,7 +46,7 @@ pub(crate) use landing::{AT_ONCE, Fetched, Landing, Owed};
 pub(crate) use ordered::{Deferred, OrderedEntry, Sort, Start, Waits};
 pub(crate) use packed::Carried;
 pub use port::Device;
-pub(crate) use port::{NOBODY, Port};
+pub(crate) use port::{NO_COMP, Port};
 pub(crate) use reorder::{Reordered, arrival, fresh};
 pub(crate) use rx::WRITTEN;
 pub(crate) use target::Target;

@@ -46,8 +46,8 @@ pub(crate) trait Deferred: Send {
 /// The result of beginning an operation.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(crate) enum Start {
-    UnderWay(Option<Ticket>),
-    Over(Ended),
+    InFlight(Option<Ticket>),
+    Done(Ended),
     /// The operation cannot begin now.
     Again(Box<dyn Deferred>),
 }
@@ -353,7 +353,7 @@ mod tests {
         }
 
         fn pending(&self) -> PendingOp {
-            unreachable!("nobody asks")
+            unreachable!("no caller asks")
         }
     }
 

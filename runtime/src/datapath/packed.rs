@@ -137,9 +137,9 @@ struct One {
 }
 
 /// A guard: the list counts as in flight until this is dropped.
-pub(crate) struct UnderWay(Arc<Waiting<Vec<One>>>, u64);
+pub(crate) struct PackedInFlight(Arc<Waiting<Vec<One>>>, u64);
 
-impl UnderWay {
+impl PackedInFlight {
     /// Keeps the list in flight as long as `region` exists. An operation that has timed out leaves
     /// its bytes to the peer, which may still use them.
     pub(crate) fn with(self: &Arc<Self>, region: &Region) {
@@ -147,13 +147,13 @@ impl UnderWay {
     }
 }
 
-impl Keeper for UnderWay {
+impl Keeper for PackedInFlight {
     fn keep(&self, owner: Box<dyn Any + Send + Sync>) {
         drop(owner);
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PackedInFlight {
     fn drop(&mut self) {
         let mut all = self.0.lock();
         all.retain(|one| one.name != self.1);
@@ -163,8 +163,8 @@ impl Drop for UnderWay {
 
 impl Packed {
     /// Adds a list, unless there are `most` with that peer.
-    fn note(&self, one: One, most: usize) -> Option<UnderWay> {
-        let under_way = UnderWay(self.0.clone(), one.name);
+    fn note(&self, one: One, most: usize) -> Option<PackedInFlight> {
+        let in_flight = PackedInFlight(self.0.clone(), one.name);
         let mut all = self.0.lock();
         if all.iter().filter(|other| other.peer == one.peer).count() >= most {
             // Its drop takes the lock.
@@ -174,7 +174,7 @@ impl Packed {
         all.push(one);
         self.0.set_count(all.len());
         drop(all);
-        Some(under_way)
+        Some(in_flight)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -191,7 +191,7 @@ impl Packed {
 impl Transfers {
     /// Notes a list to or from a peer's memory. `None`: the limit is reached, and the caller has
     /// to wait.
-    pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
+    pub(crate) fn note_packed(&self, peer: Rank) -> Option<PackedInFlight> {
         // Lists that an engine copies are not offered yet.
         let most = AT_ONCE.min(self.limit);
         self.packed.note(One { name: self.now(), peer }, most)

@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// The name that stands for no completion object.
-pub(crate) const NOBODY: RemoteComp = RemoteComp(0);
+pub(crate) const NO_COMP: RemoteComp = RemoteComp(0);
 
 /// A set of resources: an address on each transport, links to peers, packets. Threads with a device
 /// each do not contend. Clones are handles to the same device.

@@ -130,7 +130,7 @@ impl RxOp {
             Event::Expired => (RxEvent::Expired, Some(OpError::TimedOut(self.from))),
             Event::Down(error) => return self.fail(run, RxEvent::Down, error),
             Event::Pulled(step) => return self.pulled(run, step),
-            Event::Control(_) | Event::ChunkOver { .. } | Event::Unsent => {
+            Event::Control(_) | Event::ChunkEnded { .. } | Event::Unsent => {
                 run.violated(self.from, Violation::Stray);
                 return Flow::Stays;
             }
@@ -254,7 +254,7 @@ impl RxOp {
             Ok(stepped) => {
                 run.moved |= stepped.moved;
                 let granted = inflow.granted();
-                Some(if stepped.is_over { RxEvent::Placed } else { RxEvent::Blocks(granted) })
+                Some(if stepped.is_complete { RxEvent::Placed } else { RxEvent::Blocks(granted) })
             }
             Err(cause) => {
                 // The engine has failed: the blocks go back, and further bytes are dropped.
@@ -360,7 +360,7 @@ impl RxOp {
     /// Ends it when the runtime ends, after waiting for an engine that uses its buffer.
     pub(super) fn close(mut self, run: &mut Run<'_>) {
         self.take_back();
-        if !self.rx.is_over() {
+        if !self.rx.has_ended() {
             self.give_up(run, OpError::Closed);
         }
         self.release(run);
@@ -455,7 +455,7 @@ impl RxOp {
     pub(super) fn pulled(&mut self, run: &mut Run<'_>, step: Step) -> Flow {
         match step {
             Step::Copied | Step::Waits => Flow::Stays,
-            Step::Over => self.is_pulled(run),
+            Step::Ended => self.is_pulled(run),
             Step::Failed(PeerMemoryError::Refused(why)) => {
                 run.refuse_peer_memory(self.from, why);
                 self.is_not_pulled(run)

@@ -98,9 +98,9 @@ impl Moving {
 
     /// Polls as [`poll`](Self::poll), without the outcome.
     #[inline]
-    pub(crate) fn is_over(&mut self, first: bool) -> bool {
+    pub(crate) fn has_ended(&mut self, first: bool) -> bool {
         match self {
-            Self::Engine(transfer) => transfer.is_over(),
+            Self::Engine(transfer) => transfer.has_ended(),
             Self::Through(through) => through.poll(first).is_some(),
         }
     }
@@ -483,7 +483,7 @@ mod tests {
                     let error = begun.map_or_else(Err, |moving| ended(moving).0).unwrap_err();
                     assert!(matches!(error, CopyError::Engine { .. }), "{error}");
                     driver.faults().heal_copies();
-                    assert!(target.into_sole().is_ok(), "held by nobody else");
+                    assert!(target.into_sole().is_ok(), "held only here");
                 }
             }
         }

@@ -167,7 +167,7 @@ impl TxOp {
                 }
                 TxEvent::Go
             }
-            Event::ChunkOver { at, failed } => TxEvent::ChunkOver { at, failed },
+            Event::ChunkEnded { at, failed } => TxEvent::ChunkEnded { at, failed },
             Event::Expired => {
                 self.expire(run);
                 return Flow::Stays;

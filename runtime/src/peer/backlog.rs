@@ -33,7 +33,7 @@ pub(crate) enum Stage {
     /// Room for that copy; the user's buffer is kept to be given back.
     Staged(Block, Buffer),
     /// Nothing: it has ended.
-    Over(Buffer),
+    Ended(Buffer),
 }
 
 impl Stage {
@@ -43,7 +43,7 @@ impl Stage {
             Self::After(_, buffer)
             | Self::Ready(buffer)
             | Self::Staged(_, buffer)
-            | Self::Over(buffer) => buffer,
+            | Self::Ended(buffer) => buffer,
             Self::Staging(transfer, _block) => transfer.into_buffers().1,
         }
     }
@@ -62,7 +62,7 @@ impl Parked {
             Stage::After(..) => "the event that it was ordered after",
             Stage::Ready(_) | Stage::Staged(..) => "its turn, or room at the peer",
             Stage::Staging(..) => "an engine of a GPU",
-            Stage::Over(_) => "nothing",
+            Stage::Ended(_) => "nothing",
         };
         self.op.pending("message in the backlog", waits_for)
     }

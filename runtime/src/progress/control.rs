@@ -4,7 +4,7 @@ use super::Pass;
 use super::signal::{guarded, panicked};
 use crate::boards::Note;
 use crate::comp::{Completion, Snapshot};
-use crate::datapath::{Asked, Change, Event, Flush, NOBODY, Run, Target};
+use crate::datapath::{Asked, Change, Event, Flush, NO_COMP, Run, Target};
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::OpContext;
@@ -100,7 +100,7 @@ impl Pass<'_> {
                 self.release(from, region, was_known);
             }
             Control::Release { region } => {
-                self.inner.regions.let_go(Some((region, self.device.index)), from);
+                self.inner.regions.released_by(Some((region, self.device.index)), from);
                 // Collectives may wait for it.
                 self.inner.boards.wake();
             }
@@ -308,7 +308,7 @@ impl Pass<'_> {
         size: u64,
         comps: &Snapshot,
     ) -> Option<Arc<dyn Completion>> {
-        if name == NOBODY {
+        if name == NO_COMP {
             return None;
         }
         let comp = comps.get(name).cloned();

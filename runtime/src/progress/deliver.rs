@@ -76,12 +76,12 @@ impl Pass<'_> {
                     match Found::of(*mark) {
                         Some(Found::Kept) => next += 1,
                         Some(Found::Met(at)) => {
-                            let Some(place @ Some(Meeting::Over(..))) = met.meetings.get_mut(at)
+                            let Some(place @ Some(Meeting::InPlace(..))) = met.meetings.get_mut(at)
                             else {
                                 return;
                             };
                             next += 1;
-                            if let Some(Meeting::Over(Some(comp), status)) = place.take() {
+                            if let Some(Meeting::InPlace(Some(comp), status)) = place.take() {
                                 handles_message_of(status.rank);
                                 if let Err(status) = comp.signal(status) {
                                     full = Some((comp, status, About::Received));
@@ -142,7 +142,7 @@ impl Pass<'_> {
         match Found::of(*mark) {
             Some(Found::Met(at)) => match met.take(at) {
                 Some(Meeting::Pair(message, receive)) => self.land(message, receive),
-                Some(Meeting::Over(comp, status)) => self.signal_received(comp.as_ref(), status),
+                Some(Meeting::InPlace(comp, status)) => self.signal_received(comp.as_ref(), status),
                 None => {}
             },
             Some(Found::Kept) => {}
@@ -172,7 +172,7 @@ impl Pass<'_> {
     fn deliver_end(&mut self, event: Event, transport: &'static str) {
         match event {
             Event::Completion { token, buffer, outcome } => {
-                self.operation_over(token.0, buffer, outcome)
+                self.end_operation(token.0, buffer, outcome)
             }
             // The link of messages reports the peer's end, behind the last message.
             Event::PeerDown { peer, .. } if self.is_for_words(transport, peer) => {}
@@ -237,7 +237,7 @@ impl Pass<'_> {
     }
 
     /// Ends an operation that a link had.
-    fn operation_over(&mut self, token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
+    fn end_operation(&mut self, token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
         let Some(OnLink { op, next }) = self.device.outstanding.take(token) else {
             tracing::error!(token, "a transport ended an operation that it did not have");
             return;
@@ -245,7 +245,7 @@ impl Pass<'_> {
         let error = outcome.err().map(|failure| OpError::of(*failure, op.rank));
         match next {
             Next::Chunk { name, window: at } => {
-                self.on((op.rank, name), datapath::Event::ChunkOver { at, failed: error });
+                self.on((op.rank, name), datapath::Event::ChunkEnded { at, failed: error });
                 return;
             }
             Next::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {

@@ -81,7 +81,7 @@ struct Met {
 #[allow(clippy::large_enum_variant, reason = "boxing one would allocate in every receive")]
 enum Meeting {
     /// The bytes are in place: the completion object has to be signaled.
-    Over(Option<Arc<dyn Completion>>, Status),
+    InPlace(Option<Arc<dyn Completion>>, Status),
     /// The bytes are still to be moved, or too many.
     Pair(Unexpected, Receive),
 }
@@ -91,7 +91,7 @@ struct Notes {
     /// Set while all messages before have ended: an immediate signal then overtakes none.
     at_once: bool,
     /// Messages at the front of the batch that need no further action.
-    over: usize,
+    ended: usize,
 }
 
 impl Notes {
@@ -99,7 +99,7 @@ impl Notes {
     #[inline(always)]
     fn note(&mut self, message: &mut SmallArrival, found: Found) {
         if self.at_once && found == Found::Kept {
-            self.over += 1;
+            self.ended += 1;
             return;
         }
         self.mark(message, found);
@@ -359,7 +359,7 @@ impl Pass<'_> {
 
     #[inline(never)]
     fn small_in_order(&self, batch: &mut Batch, met: &mut Met) {
-        let mut notes = Notes { at_once: self.device.undelivered.is_empty(), over: 0 };
+        let mut notes = Notes { at_once: self.device.undelivered.is_empty(), ended: 0 };
         let mut messages = batch.small_mut();
         while let [first, ..] = messages {
             let SmallArrival { from, header, .. } = *first;
@@ -373,8 +373,8 @@ impl Pass<'_> {
                 self.meet_same(self.device.rank_of(from), header, same, met, &mut notes);
             }
         }
-        if notes.over > 0 {
-            batch.forget_small(notes.over);
+        if notes.ended > 0 {
+            batch.forget_small(notes.ended);
         }
     }
 

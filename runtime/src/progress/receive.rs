@@ -54,10 +54,10 @@ impl Receive {
         let (buffer, context) = (&mut self.buffer, self.op.user_context);
         let ends = match object {
             Plain::Queue(queue) => {
-                queue.push_made(|| over::<HOW>(buffer, (from, tag, bytes), context))
+                queue.push_made(|| status::<HOW>(buffer, (from, tag, bytes), context))
             }
             Plain::Synchronizer(gathered) => {
-                gathered.push_made(&mut || over::<HOW>(buffer, (from, tag, bytes), context))
+                gathered.push_made(&mut || status::<HOW>(buffer, (from, tag, bytes), context))
             }
         };
         if ends && let Some(told) = self.op.comp.take() {
@@ -80,7 +80,7 @@ impl Receive {
         let Self { buffer, op: OpContext { comp, user_context, .. } } = self.take();
         let size = bytes.as_slice().len();
         let status = Status { rank: from, tag, size, user_context, buffer, error: None };
-        found(met, Meeting::Over(comp, status))
+        found(met, Meeting::InPlace(comp, status))
     }
 
     /// Keeps it with its message, whose bytes are still to be moved.
@@ -94,7 +94,7 @@ impl Receive {
 /// Returns the status of a receive whose message has come. Except `IN_BATCH` its bytes are still to
 /// be copied.
 #[inline(always)]
-fn over<const HOW: u8>(
+fn status<const HOW: u8>(
     buffer: &mut Buffer,
     (from, tag, bytes): (Rank, Tag, MemRef<'_>),
     user_context: UserContext,

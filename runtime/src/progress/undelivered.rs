@@ -279,7 +279,7 @@ impl Pass<'_> {
             }
             // The entries of the reorder queue came before it.
             Delivery::Rts { .. } if self.device.reorder_queue.has_for(&comp) => {
-                return Some((Entry { comp, what }, Obstacle::UnderWay));
+                return Some((Entry { comp, what }, Obstacle::InFlight));
             }
             Delivery::Rts { from, tag, rts } => {
                 let fetch = Arc::new(Fetch::default());
@@ -287,7 +287,7 @@ impl Pass<'_> {
                 self.fetch_am(&comp, target, (from, tag), rts);
                 return Some((
                     Entry { comp, what: Delivery::Fetch(fetch, from) },
-                    Obstacle::UnderWay,
+                    Obstacle::InFlight,
                 ));
             }
             Delivery::Fetch(fetch, _) => (fetch.take()?, None, About::Arrival),
@@ -336,7 +336,7 @@ impl Pass<'_> {
             Obstacle::Full => ProgressError::CompletionFull(comp.describe(), waiting),
             Obstacle::Packet(Some(why)) => ProgressError::NoPacketMemory(Box::new(why), waiting),
             Obstacle::Packet(None) => ProgressError::NoPacket(waiting),
-            Obstacle::UnderWay => return,
+            Obstacle::InFlight => return,
         });
     }
 
@@ -344,7 +344,7 @@ impl Pass<'_> {
     /// packets.
     fn no_packet(&self, why: Option<AllocError>) -> Obstacle {
         if why.is_none() && !self.device.reorder_queue.is_empty() {
-            return Obstacle::UnderWay;
+            return Obstacle::InFlight;
         }
         let pools = [&self.device.pool, &self.device.host_pool];
         Obstacle::Packet(why.or_else(|| pools.into_iter().find_map(|pool| pool.last_failure())))

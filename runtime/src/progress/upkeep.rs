@@ -154,7 +154,7 @@ impl Pass<'_> {
         self.device.remotes.forget(rank);
         self.device.holds.forget(rank);
         for (_, domain) in &self.inner.domains {
-            domain.somebody_has_gone();
+            domain.a_peer_has_gone();
         }
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !closed_one_device || {
@@ -164,7 +164,7 @@ impl Pass<'_> {
             })
         };
         if is_gone {
-            self.inner.regions.let_go(None, rank);
+            self.inner.regions.released_by(None, rank);
         }
         self.end_peer(rank, &cause, is_gone);
     }
@@ -244,8 +244,8 @@ impl Pass<'_> {
                     self.inner.end_ordered_if_gone(self.device, rank);
                     continue;
                 }
-                Start::UnderWay(ticket) => self.inner.streams.rename(number, ticket),
-                Start::Over((comp, status)) => {
+                Start::InFlight(ticket) => self.inner.streams.rename(number, ticket),
+                Start::Done((comp, status)) => {
                     // Its deadline may have passed since progress looked for late ones.
                     self.inner.note_end(&status);
                     self.signal(comp.as_ref(), status);

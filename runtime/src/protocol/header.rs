@@ -47,7 +47,7 @@ pub(super) const CONTROL: u64 = 8;
 /// The distance from the kind of a message to that of its RTS.
 const RTS: u64 = RTS_AM - AM;
 const _: () =
-    assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, but for the kind");
+    assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, except the kind");
 
 impl Message {
     /// Returns the header. A control message encodes its own.

@@ -286,7 +286,7 @@ impl Regions {
 
     /// Notes that a rank does not use a region of a device any more, or no region at all after its
     /// end (`None`). The NIC deregisters a region without users.
-    pub(crate) fn let_go(&self, which: Option<(u64, u32)>, rank: Rank) {
+    pub(crate) fn released_by(&self, which: Option<(u64, u32)>, rank: Rank) {
         let mut told = self.told.lock();
         for (number, one) in &mut told.leaving {
             if which.is_none_or(|which| which == (*number, one.device)) {

@@ -71,7 +71,7 @@ pub(crate) enum Obstacle {
     /// No packet is left, or there is no memory for one.
     Packet(Option<AllocError>),
     /// An engine or a link still works on it.
-    UnderWay,
+    InFlight,
 }
 
 impl Entry {

@@ -128,7 +128,7 @@ impl Queue {
             Obstacle::Full if self.object.is_abandoned() => return None,
             Obstacle::Full => &mut self.told.full,
             Obstacle::Packet(_) => &mut self.told.no_packet,
-            Obstacle::UnderWay => return None,
+            Obstacle::InFlight => return None,
         };
         let waiting = self.entries.len() + self.fetches.len();
         (!std::mem::replace(told, true)).then_some((why, waiting))

@@ -22,12 +22,12 @@ use std::time::Instant;
 pub(super) struct Copier {
     resident: OnceLock<Result<Arc<Resident<Launch>>, GpuError>>,
     /// Copies in flight on the library's own streams.
-    under_way: Arc<AtomicUsize>,
+    in_flight: Arc<AtomicUsize>,
 }
 
 impl Copier {
     pub(super) fn new() -> Self {
-        Self { resident: OnceLock::new(), under_way: Arc::default() }
+        Self { resident: OnceLock::new(), in_flight: Arc::default() }
     }
 
     /// Sets the copier up at the first copy, as on a real device.
@@ -75,7 +75,7 @@ impl Copier {
         if !resident.runs() {
             return Err((true, parts));
         }
-        if self.under_way.load(Ordering::SeqCst) > 0 {
+        if self.in_flight.load(Ordering::SeqCst) > 0 {
             return Err((false, parts));
         }
         let parts_given = &resident.launcher.parts;
@@ -103,9 +103,9 @@ impl Copier {
     }
 
     /// Counts one more copy for an engine, until the guard is dropped.
-    pub(super) fn engine_begins(&self) -> UnderWay {
-        self.under_way.fetch_add(1, Ordering::SeqCst);
-        UnderWay(Arc::clone(&self.under_way))
+    pub(super) fn engine_begins(&self) -> EngineCopy {
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
+        EngineCopy(Arc::clone(&self.in_flight))
     }
 
     /// Ends the kernel, before a call that would wait for it.
@@ -130,9 +130,9 @@ impl fmt::Debug for Copier {
 }
 
 /// Guard of a copy in an engine.
-pub(super) struct UnderWay(Arc<AtomicUsize>);
+pub(super) struct EngineCopy(Arc<AtomicUsize>);
 
-impl Drop for UnderWay {
+impl Drop for EngineCopy {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -197,7 +197,7 @@ impl Launcher for Launch {
         Ok(())
     }
 
-    fn are_over(&self) -> Result<bool, GpuError> {
+    fn have_ended(&self) -> Result<bool, GpuError> {
         Ok(self.last.lock().as_ref().is_none_or(JoinHandle::is_finished))
     }
 

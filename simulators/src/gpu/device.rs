@@ -129,7 +129,7 @@ impl FakeGpu {
             None => None,
         };
         let delay = self.shared.faults.delay_of_copies();
-        Ok((Ok(Copy { parts, delay, fail, done, under_way: None }), event))
+        Ok((Ok(Copy { parts, delay, fail, done, in_flight: None }), event))
     }
 
     /// Checks both ends of a copy.
@@ -247,7 +247,7 @@ impl FakeGpu {
             }
         }
         resident.settle();
-        copy.under_way = Some(copier.engine_begins());
+        copy.in_flight = Some(copier.engine_begins());
         self.give(Job::Copy(copy))?;
         if lacks_kernel {
             resident.renew();

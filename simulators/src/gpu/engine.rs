@@ -6,7 +6,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the copy engine of a simulated GPU")]
 
-use super::copier::UnderWay;
+use super::copier::EngineCopy;
 use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
 use super::event::Promise;
 use super::faults::Faults;
@@ -74,7 +74,7 @@ pub(super) struct Copy {
     pub(super) fail: Option<GpuError>,
     pub(super) done: Promise,
     /// Count of the library's own copies, released before the event fires.
-    pub(super) under_way: Option<UnderWay>,
+    pub(super) in_flight: Option<EngineCopy>,
 }
 
 /// Body of a kernel.
@@ -145,7 +145,7 @@ fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
 }
 
 fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
-    let Copy { parts, delay, fail, done, under_way } = copy;
+    let Copy { parts, delay, fail, done, in_flight } = copy;
     pause(delay);
     faults.wait_while_held();
     let outcome = match sticky.or(fail) {
@@ -162,7 +162,7 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
     };
     // The memory is released before the end of the copy is visible.
     drop(parts);
-    drop(under_way);
+    drop(in_flight);
     done.fire(outcome);
 }
 

@@ -267,8 +267,8 @@ mod tests {
         let own = FakeSharedEvent::open(&name).unwrap_err();
         assert!(own.code == INVALID_CONTEXT && own.hint.contains("the event itself"), "{own}");
         assert_eq!(FakeSharedEvent::open(&[0; 64]).unwrap_err().code, INVALID_HANDLE);
-        let mut of_nobody = name;
-        of_nobody[8..12].fill(0xff);
-        assert_eq!(FakeSharedEvent::open(&of_nobody).unwrap_err().code, INVALID_HANDLE);
+        let mut of_no_process = name;
+        of_no_process[8..12].fill(0xff);
+        assert_eq!(FakeSharedEvent::open(&of_no_process).unwrap_err().code, INVALID_HANDLE);
     }
 }

@@ -270,7 +270,7 @@ impl Device {
     fn hand_over(&self, packet: &mut Packet, out: &mut Outbox) {
         match self.queue(packet.target.1) {
             Some(queue) => queue.deliver(packet, out),
-            None => out.lost_for_nobody(packet),
+            None => out.lost_without_queue_pair(packet),
         }
     }
 

@@ -320,7 +320,7 @@ impl Outbox {
     }
 
     /// Handles a packet for a queue pair that does not exist.
-    pub(super) fn lost_for_nobody(&mut self, packet: &Packet) {
+    pub(super) fn lost_without_queue_pair(&mut self, packet: &Packet) {
         if matches!(packet.body, Body::Request(_)) {
             self.send(packet.reply(Body::Lost, Vec::new()));
         }

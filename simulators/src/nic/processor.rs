@@ -150,7 +150,7 @@ impl Processor {
     fn lose(&mut self, packet: Packet) {
         let mut out = Outbox::default();
         if self.engine.device(packet.source.0).is_some() {
-            out.lost_for_nobody(&packet);
+            out.lost_without_queue_pair(&packet);
         }
         self.packets.extend(out.packets);
     }

@@ -32,7 +32,7 @@ struct Thread {
     number: u64,
     at: usize,
     registers: Vec<u64>,
-    is_over: bool,
+    has_ended: bool,
 }
 
 /// Reason why a thread cannot advance alone.
@@ -42,7 +42,7 @@ enum Stop {
     Warp,
     /// A barrier of the block, which opens for that number of threads.
     Block(u64, usize),
-    Over,
+    Ended,
 }
 
 impl<'p> Block<'p> {
@@ -53,7 +53,7 @@ impl<'p> Block<'p> {
             (0..program.registers as u64).map(|at| garbage(at ^ thread << 20)).collect()
         };
         let thread =
-            |number| Thread { number, at: 0, registers: registers(number), is_over: false };
+            |number| Thread { number, at: 0, registers: registers(number), has_ended: false };
         Self {
             program,
             parameters: parameters.to_vec(),
@@ -75,14 +75,14 @@ impl<'p> Block<'p> {
     pub unsafe fn run(&mut self) {
         let warps = self.threads.len() / WARP;
         let mut stops = vec![None; warps];
-        while stops.iter().any(|stop| *stop != Some(Stop::Over)) {
+        while stops.iter().any(|stop| *stop != Some(Stop::Ended)) {
             for (warp, stop) in stops.iter_mut().enumerate().filter(|(_, stop)| stop.is_none()) {
                 self.turns = garbage(self.turns);
                 if self.turns.is_multiple_of(3) {
                     *stop = self.run_warp(warp, 1 + self.turns / 3 % 24);
                 }
             }
-            for barrier in stops.clone().into_iter().flatten().filter(|stop| *stop != Stop::Over) {
+            for barrier in stops.clone().into_iter().flatten().filter(|stop| *stop != Stop::Ended) {
                 let Stop::Block(_, wanted) = barrier else {
                     panic!("a warp that stays at {barrier:?}")
                 };
@@ -129,7 +129,7 @@ impl<'p> Block<'p> {
     }
 
     fn run_thread(&mut self, thread: usize) -> Stop {
-        while !self.threads[thread].is_over {
+        while !self.threads[thread].has_ended {
             let instruction = &self.program.instructions[self.threads[thread].at];
             let is_meant = |(register, wanted): (usize, bool)| {
                 (self.threads[thread].registers[register] != 0) == wanted
@@ -146,7 +146,7 @@ impl<'p> Block<'p> {
                     let threads = number(1).map_or(self.threads.len(), |count| count as usize);
                     return Stop::Block(number(0).expect("which barrier"), threads);
                 }
-                ["ret"] => self.threads[thread].is_over = true,
+                ["ret"] => self.threads[thread].has_ended = true,
                 ["bra", ..] => {
                     let Operand::Label(label) = instruction.operands[0] else {
                         panic!("{instruction:?}")
@@ -158,7 +158,7 @@ impl<'p> Block<'p> {
             }
             self.threads[thread].at += 1;
         }
-        Stop::Over
+        Stop::Ended
     }
 
     /// Carries out a common instruction of a warp.

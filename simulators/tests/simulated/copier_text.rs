@@ -52,7 +52,7 @@ impl Launcher for Launch {
         Ok(())
     }
 
-    fn are_over(&self) -> Result<bool, GpuError> {
+    fn have_ended(&self) -> Result<bool, GpuError> {
         Ok(self.last.lock().as_ref().is_none_or(JoinHandle::is_finished))
     }
 
@@ -134,7 +134,7 @@ fn the_kernels_text_copies_every_length_between_any_places_and_touches_nothing_e
 }
 
 #[test]
-fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them() {
+fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_next_to_them() {
     let resident = resident(LEASE);
     for (unit, most) in [(1, 64), (4, 256), (16, 64), (16, 1024)] {
         for count in [2, 3, 127, 128, 129, 400, 1000, PIECES] {

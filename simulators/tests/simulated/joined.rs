@@ -76,7 +76,7 @@ fn a_region_is_taken_by_its_only_handle_and_by_no_other() {
     }
     let weak = one.downgrade();
     let sole = one.into_sole().unwrap();
-    assert!(weak.upgrade().is_none(), "nobody gets it any more");
+    assert!(weak.upgrade().is_none(), "it has no other holder any more");
     let again = sole.into_region();
     again.whole().write(&[3; BLOCK]).unwrap();
     let (frees, sole) = (driver.counters().frees, again.into_sole().unwrap());

@@ -84,7 +84,7 @@ fn what_makes_room_is_asked_about_anew() {
 }
 
 #[test]
-fn an_address_that_was_a_gpus_is_the_hosts_when_somebody_says_so() {
+fn an_address_that_was_a_gpus_is_the_hosts_when_a_caller_says_so() {
     let rig = Rig::of(10);
     let owner = rig.gpu().allocate(1000, Flavour::Plain).unwrap();
     let (addr, _kept) = (owner.addr(), rig.raw(owner.addr(), 1, MR_UNKNOWN).unwrap());
@@ -124,7 +124,7 @@ fn memory_that_was_locked_is_the_hosts_again_without_a_word() {
 }
 
 #[test]
-fn what_was_freed_is_let_go_of_when_the_table_is_looked_after() {
+fn what_was_freed_is_released_when_the_table_is_looked_after() {
     let rig = Rig::of(100);
     let owners: Vec<_> =
         (0..30).map(|_| rig.gpu().allocate(1000, Flavour::Plain).unwrap()).collect();

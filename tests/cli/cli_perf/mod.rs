@@ -643,7 +643,7 @@ fn the_osu_format_goes_through_every_pair_of_memory() {
 
 /// Programs that have no `main` of their own have the command make their trials.
 #[test]
-fn the_command_answers_whoever_has_it_make_a_trial_and_does_nothing_else() {
+fn the_command_answers_the_process_that_orders_a_trial_and_does_nothing_else() {
     let said = command(&["info"]).env("CARRACK_TRIAL", "whether this is known").output().unwrap();
     assert_eq!(
         stdout(&said),

@@ -63,7 +63,7 @@ fn killing_the_launchers_whole_process_group_leaves_nothing_behind() {
 }
 
 #[test]
-fn killing_the_launcher_ends_ranks_whose_output_nobody_reads() {
+fn killing_the_launcher_ends_ranks_whose_output_is_not_read() {
     let mut job = script(2, &[], "yes");
     let (reader, writer) = std::io::pipe().unwrap();
     let running = Running::start(job.stdout(writer)).unwrap();

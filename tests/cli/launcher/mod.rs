@@ -258,7 +258,7 @@ fn a_program_that_only_the_attempt_shows_to_be_broken_is_one_clear_error() {
 }
 
 #[test]
-fn a_program_is_found_beside_the_carrack_command() {
+fn a_program_is_found_next_to_the_carrack_command() {
     // `carrack` is not in PATH, and is found in the folder of the command itself.
     let mut job = job(1, &["--no-tag"], &["carrack", "--help"]);
     job.env("PATH", "/nowhere");

@@ -56,13 +56,13 @@ const BATCHES: u64 = 20;
 const PIECES: u64 = 1000;
 
 #[inline(never)]
-fn measured_puts(ground: &Ground, from: &Region, to: &RemoteKey, over: &Counter) {
-    (0..WINDOW).for_each(|_| put(ground, from.whole(), to, over));
+fn measured_puts(ground: &Ground, from: &Region, to: &RemoteKey, done: &Counter) {
+    (0..WINDOW).for_each(|_| put(ground, from.whole(), to, done));
 }
 
 #[inline(never)]
-fn measured_ends(ground: &Ground, over: &Counter, wanted: u64) {
-    ground.until(|| over.get() == wanted);
+fn measured_ends(ground: &Ground, done: &Counter, wanted: u64) {
+    ground.until(|| done.get() == wanted);
 }
 
 #[inline(never)]
@@ -78,7 +78,7 @@ fn measured_send(rank: &Runtime, from: &Region, sent: &Counter) {
 
 #[inline(never)]
 fn measured_arrival(rank: &Runtime) {
-    assert!(rank.progress().unwrap(), "the offer has come, and the copy is under way");
+    assert!(rank.progress().unwrap(), "the offer has come, and the copy is in flight");
 }
 
 #[inline(never)]
@@ -99,25 +99,25 @@ fn puts_in_their_role() {
     let ground = black_box(Ground::new("put-instructions"));
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (registered.remote_key(), Counter::new());
-    (0..WINDOW).for_each(|_| put(&ground, from.whole(), &to, &over));
-    ground.until(|| over.get() == WINDOW);
+    let (to, done) = (registered.remote_key(), Counter::new());
+    (0..WINDOW).for_each(|_| put(&ground, from.whole(), &to, &done));
+    ground.until(|| done.get() == WINDOW);
     for window in 1..=PUTS / WINDOW {
-        measured_puts(&ground, &from, &to, &over);
-        measured_ends(&ground, &over, (window + 1) * WINDOW);
+        measured_puts(&ground, &from, &to, &done);
+        measured_ends(&ground, &done, (window + 1) * WINDOW);
     }
-    let wanted = over.get() + 2;
+    let wanted = done.get() + 2;
     ground.word("mock_hold");
-    (0..2).for_each(|_| put(&ground, from.whole(), &to, &over));
+    (0..2).for_each(|_| put(&ground, from.whole(), &to, &done));
     drop(ground.runtime.progress());
     measured_fruitless(&ground.runtime);
     ground.word("mock_release");
-    ground.until(|| over.get() == wanted);
+    ground.until(|| done.get() == wanted);
 }
 
 #[inline(never)]
-fn measured_copier_put(ground: &Ground, from: &Region, to: &RemoteKey, over: &Counter) {
-    put(ground, from.slice(0, 8).unwrap(), to, over);
+fn measured_copier_put(ground: &Ground, from: &Region, to: &RemoteKey, done: &Counter) {
+    put(ground, from.slice(0, 8).unwrap(), to, done);
 }
 
 #[test]
@@ -128,21 +128,21 @@ fn copier_puts_in_their_role() {
     let ground = black_box(Ground::with_copier("copier-put-instructions"));
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (registered.remote_key(), Counter::new());
+    let (to, done) = (registered.remote_key(), Counter::new());
     let copies = || match ground.gpu.copier() {
         CopierState::On { copies, .. } => copies,
         _ => 0,
     };
     let mut ended = 0;
     while copies() < WARM_UP {
-        put(&ground, from.whole(), &to, &over);
+        put(&ground, from.whole(), &to, &done);
         ended += 1;
-        ground.until(|| over.get() == ended);
+        ground.until(|| done.get() == ended);
     }
     let before = copies();
     for message in 1..=MESSAGES {
-        measured_copier_put(&ground, &from, &to, &over);
-        ground.until(|| over.get() == ended + message);
+        measured_copier_put(&ground, &from, &to, &done);
+        ground.until(|| done.get() == ended + message);
     }
     assert_eq!(copies() - before, MESSAGES, "the copier had all of them");
 }
@@ -183,14 +183,14 @@ fn messages_in_their_role() {
 }
 
 #[inline(never)]
-fn measured_batch(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+fn measured_batch(ground: &Ground, pieces: &[Piece<'_>], done: &Counter) {
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(done);
     put.submit().unwrap();
 }
 
 #[inline(never)]
-fn measured_shuffled(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+fn measured_shuffled(ground: &Ground, pieces: &[Piece<'_>], done: &Counter) {
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(done);
     put.submit().unwrap();
 }
 
@@ -209,7 +209,7 @@ fn batches_in_their_role() {
     let room = 128 * PIECES as usize;
     let [from, window] = [0, 1].map(|_| ground.gpu.allocate(room, Flavour::Plain).unwrap());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (registered.remote_key(), Counter::new());
+    let (to, done) = (registered.remote_key(), Counter::new());
     let piece = |at: usize| {
         let start = 128 * (at ^ 1);
         Piece { local: &from, range: start..start + 64, rmr: &to, offset: 128 * at as u64 }
@@ -217,20 +217,20 @@ fn batches_in_their_role() {
     let pieces: Vec<_> = (0..PIECES as usize).map(piece).collect();
     let lists = || ground.word("mock_lists");
     while lists() == 0 {
-        warm_up(&ground, &pieces, &over);
+        warm_up(&ground, &pieces, &done);
     }
-    let (before, ended) = (lists(), over.get());
+    let (before, ended) = (lists(), done.get());
     for batch in 1..=BATCHES {
-        measured_batch(&ground, &pieces, &over);
-        ground.until(|| over.get() == ended + batch);
+        measured_batch(&ground, &pieces, &done);
+        ground.until(|| done.get() == ended + batch);
     }
     assert_eq!(lists() - before, BATCHES as i32, "the copier had all of them");
     // 389 and 1000 have no divisor in common.
     let shuffled: Vec<_> =
         (0..PIECES as usize).map(|at| piece(at * 389 % PIECES as usize)).collect();
     for batch in 1..=BATCHES {
-        measured_shuffled(&ground, &shuffled, &over);
-        ground.until(|| over.get() == ended + BATCHES + batch);
+        measured_shuffled(&ground, &shuffled, &done);
+        ground.until(|| done.get() == ended + BATCHES + batch);
     }
     assert_eq!(lists() - before, 2 * BATCHES as i32, "and these");
 
@@ -242,11 +242,11 @@ fn batches_in_their_role() {
     (0..BATCHES).for_each(|_| measured_on_the_host(&ground, &pieces));
 }
 
-fn warm_up(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
-    let wanted = over.get() + 1;
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+fn warm_up(ground: &Ground, pieces: &[Piece<'_>], done: &Counter) {
+    let wanted = done.get() + 1;
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(done);
     put.submit().unwrap();
-    ground.until(|| over.get() == wanted);
+    ground.until(|| done.get() == wanted);
 }
 
 pub(crate) fn counts() -> Vec<Count> {

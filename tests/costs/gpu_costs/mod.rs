@@ -143,39 +143,39 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
     let ground = Ground::new("put");
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (registered.remote_key(), Counter::new());
-    put(&ground, from.whole(), &to, &over);
-    ground.until(|| over.get() == 1);
+    let (to, ended) = (registered.remote_key(), Counter::new());
+    put(&ground, from.whole(), &to, &ended);
+    ground.until(|| ended.get() == 1);
     for many in [1, 16, 2000] {
-        let wanted = over.get() + many as u64;
-        let post = || (0..many).for_each(|_| put(&ground, from.whole(), &to, &over));
+        let wanted = ended.get() + many as u64;
+        let post = || (0..many).for_each(|_| put(&ground, from.whole(), &to, &ended));
         assert_eq!(ground.during(post), copies(many, 2 * many));
         // The mock's engine is found done when it is asked for the third time; and of many, an
         // event is recorded.
-        let ends = ground.during(|| ground.until(|| over.get() == wanted));
+        let ends = ground.during(|| ground.until(|| ended.get() == wanted));
         assert!(ends.queries <= 3 && ends.records <= 1 && ends.questions == 0, "{many}: {ends:?}");
     }
     // With any number in flight, progress asks for one of them, once.
     ground.word("mock_hold");
-    let wanted = over.get() + 40;
-    (0..40).for_each(|_| put(&ground, from.whole(), &to, &over));
+    let wanted = ended.get() + 40;
+    (0..40).for_each(|_| put(&ground, from.whole(), &to, &ended));
     let progress =
         |calls: i32| ground.during(|| (0..calls).for_each(|_| drop(ground.runtime.progress())));
     assert_eq!(progress(1).records, 1);
     assert_eq!(progress(100), Calls { queries: 100, ..copies(0, 200) });
     ground.word("mock_release");
-    ground.until(|| over.get() == wanted);
+    ground.until(|| ended.get() == wanted);
     // Where the thread has the context, as programs of the CUDA runtime have, it stays.
     ground.word("mock_enter");
-    let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &over));
+    let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &ended));
     assert_eq!(ground.during(post), copies(9, 0));
     ground.word("mock_leave");
     // As it does where the thread was given it: then progress changes none, either, not even for
     // its first question.
     ground.gpu.make_current().unwrap();
-    let wanted = over.get() + 18;
+    let wanted = ended.get() + 18;
     assert_eq!(ground.during(post), copies(9, 0));
-    let ends = ground.during(|| ground.until(|| over.get() == wanted));
+    let ends = ground.during(|| ground.until(|| ended.get() == wanted));
     assert!(ends.queries <= 3 && ends.switches == 0, "{ends:?}");
     ground.word("mock_leave");
 }
@@ -187,7 +187,7 @@ fn a_thousand_pieces_cost_one_call_and_a_strided_block_another() {
     let region = |len| ground.gpu.allocate(len, Flavour::Plain).unwrap();
     let (from, window) = (region(PIECES * 128), region(PIECES * 128));
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (registered.remote_key(), Counter::new());
+    let (to, ended) = (registered.remote_key(), Counter::new());
     let batches = || (ground.word("mock_batches"), ground.word("mock_grids"));
     // In another order here than there.
     let piece = |at: usize| {
@@ -196,37 +196,37 @@ fn a_thousand_pieces_cost_one_call_and_a_strided_block_another() {
     };
     let pieces: Vec<_> = (0..PIECES).map(piece).collect();
     let put = || {
-        let mut put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over);
+        let mut put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&ended);
         put.submit().unwrap();
     };
     // The first question of all is asked twice: this thread turns out to have no context.
     put();
-    ground.until(|| over.get() == 1);
+    ground.until(|| ended.get() == 1);
     let before = batches();
     assert_eq!(ground.during(put), copies(0, 2));
     assert_eq!(batches(), (before.0 + 1, before.1));
-    let ends = ground.during(|| ground.until(|| over.get() == 2));
+    let ends = ground.during(|| ground.until(|| ended.get() == 2));
     assert!(ends.queries <= 3 && ends.records == 0, "{ends:?}");
 
     let block = Strided { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
     let put = || {
         let mut put =
-            ground.runtime.post_put_strided(Rank(0), &from, &block, &to, &block).comp(&over);
+            ground.runtime.post_put_strided(Rank(0), &from, &block, &to, &block).comp(&ended);
         put.submit().unwrap();
     };
     assert_eq!(ground.during(put), copies(0, 2));
     assert_eq!(batches(), (before.0 + 1, before.1 + 1));
-    ground.until(|| over.get() == 3);
+    ground.until(|| ended.get() == 3);
     // On a stream of the program's: with an event behind it.
     let stream = ground.gpu.stream().unwrap();
     let put = || {
         let mut put =
-            ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over).on_stream(&stream);
+            ground.runtime.post_put_batch(Rank(0), &pieces).comp(&ended).on_stream(&stream);
         put.submit().unwrap();
     };
     assert_eq!(ground.during(put), Calls { records: 1, ..copies(0, 2) });
     assert_eq!(batches(), (before.0 + 2, before.1 + 1));
-    ground.until(|| over.get() == 4);
+    ground.until(|| ended.get() == 4);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
     let ground = Ground::new("raw");
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (registered.remote_key(), Counter::new());
+    let (to, ended) = (registered.remote_key(), Counter::new());
     let region = |hint| {
         // SAFETY: `from` stays to the end, and there are no references to its bytes.
         unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }
@@ -243,16 +243,16 @@ fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
     drop(region(MR_UNKNOWN));
     for (hint, questions) in [(MR_UNKNOWN, 1), (MR_DEVICE, 0)] {
         let mut kept = None;
-        let fresh = || put(&ground, kept.insert(region(hint)).whole(), &to, &over);
+        let fresh = || put(&ground, kept.insert(region(hint)).whole(), &to, &ended);
         assert_eq!(
             ground.during(fresh),
             Calls { questions, ..copies(1, 2) },
             "{hint:?}, the first time"
         );
-        let again = || put(&ground, kept.as_ref().unwrap().whole(), &to, &over);
+        let again = || put(&ground, kept.as_ref().unwrap().whole(), &to, &ended);
         assert_eq!(ground.during(again), Calls { questions, ..copies(1, 2) }, "{hint:?}, again");
     }
-    ground.until(|| over.get() == 4);
+    ground.until(|| ended.get() == 4);
 }
 
 #[test]

@@ -86,20 +86,20 @@ pub(crate) fn send(
 ) -> Result<Status, OpError> {
     let bytes = filled(size, tag);
     if kind == 0 {
-        return over(runtime, |done| {
+        return completed(runtime, |done| {
             let am = runtime.post_am(Rank(1), bytes, name).device(device).tag(Tag(tag));
             am.comp(done).submit()
         });
     }
     let mut buffer = Some(holding(&gpus(runtime), kind, &bytes));
-    over(runtime, |done| {
+    completed(runtime, |done| {
         let am =
             runtime.post_am(Rank(1), buffer.take().unwrap(), name).device(device).tag(Tag(tag));
         am.comp(done).submit()
     })
 }
 
-fn over(
+fn completed(
     runtime: &Runtime,
     submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>,
 ) -> Result<Status, OpError> {
@@ -169,7 +169,7 @@ pub(crate) fn lands(runtime: &Runtime) {
         }
         // They come back, from the memory in which they landed.
         for (at, (_, size)) in all().enumerate() {
-            let back = over(runtime, |done| {
+            let back = completed(runtime, |done| {
                 runtime.post_recv(Rank(1), vec![0; size], Tag(at as u64)).comp(done).submit()
             });
             let bytes = back.unwrap().buffer.to_vec().unwrap();
@@ -185,7 +185,7 @@ pub(crate) fn lands(runtime: &Runtime) {
     for (status, (_, size)) in kept.iter_mut().zip(all()) {
         check(runtime, &gpu, status, size);
         let mut buffer = Some(std::mem::take(&mut status.buffer));
-        let back = over(runtime, |done| {
+        let back = completed(runtime, |done| {
             let send = runtime.post_send(Rank(0), buffer.take().unwrap(), status.tag);
             send.comp(done).submit()
         });

@@ -80,7 +80,7 @@ fn a_copy_beyond_an_allocation_or_of_freed_or_unknown_memory_is_refused_at_once(
 }
 
 #[test]
-fn memory_freed_under_a_copy_stays_until_the_copy_is_over() {
+fn memory_freed_under_a_copy_stays_until_the_copy_has_ended() {
     let driver = driver(1);
     let gpu = driver.gpu(0).unwrap();
     let (src, dst) =
@@ -198,10 +198,10 @@ fn a_stream_works_in_order_streams_run_side_by_side_and_wait_for_each_other_acro
     other
         .launch(move |kernel| kernel.with_bytes(&slice, |bytes| bytes[1] = bytes[0] * 10))
         .unwrap();
-    let over = other.record().unwrap();
-    assert_eq!((written.query(), over.query()), (Ok(false), Ok(false)));
+    let end = other.record().unwrap();
+    assert_eq!((written.query(), end.query()), (Ok(false), Ok(false)));
     flag.store(1, Ordering::SeqCst);
-    over.wait().unwrap();
+    end.wait().unwrap();
     assert_eq!(written.query(), Ok(true));
     assert_eq!(region.whole().to_vec().unwrap(), [2, 20, 0, 0]);
 }
@@ -289,12 +289,12 @@ fn a_stream_writes_and_awaits_words_in_order() {
         stream.write_value64(flag, 9).unwrap();
         stream.wait_value64(flag, 9, Until::Equal).unwrap();
     }
-    let over = stream.record().unwrap();
+    let end = stream.record().unwrap();
     std::thread::sleep(Duration::from_millis(5));
-    assert!(!over.query().unwrap());
+    assert!(!end.query().unwrap());
     assert_eq!(words.fetch_add(8, 0).unwrap(), 0);
     words.fetch_add(0, 6).unwrap();
-    over.wait().unwrap();
+    end.wait().unwrap();
     assert_eq!(words.fetch_add(8, 0).unwrap(), 9);
     // SAFETY: refused before anything is done.
     unsafe {

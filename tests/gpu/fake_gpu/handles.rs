@@ -131,7 +131,7 @@ fn an_importer_goes_on_when_the_exporter_is_killed() {
         assert_eq!(region.whole().to_vec().unwrap(), payload(100_000, 10));
         if word == "bytes" {
             let gone = gpu.open(&handle).unwrap_err();
-            assert_eq!(gone.code, 400, "nobody is there to open it from");
+            assert_eq!(gone.code, 400, "its exporter is gone");
             assert!(gone.hint.contains("pid namespace"), "{gone}");
         }
     }

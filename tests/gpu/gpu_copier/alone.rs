@@ -252,7 +252,7 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
 /// Each copy reads the bytes that the one before has written. One look of the kernel finds all of
 /// them, and its threads divide the bytes differently.
 #[test]
-fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
+fn copies_that_are_in_flight_at_a_time_are_done_one_after_the_other() {
     let _watchdog = Watchdog::over("chains");
     let ground = ground();
     let gpu = &ground.gpus[0];
@@ -268,9 +268,9 @@ fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
         // By 16 bytes at a time, byte by byte, by 4 bytes, and onto what the first has written.
         let links =
             [((&b, 0), (&a, 0)), ((&c, 1), (&b, 0)), ((&b, 5), (&c, 1)), ((&c, 16), (&b, 0))];
-        let under_way = links.map(|(to, from)| begun(to, from, LEN));
+        let in_flight = links.map(|(to, from)| begun(to, from, LEN));
         let all_by_copier = copies(&ground.gpus) == before + links.len() as u64;
-        under_way.into_iter().rev().for_each(|copy| ended(copy).unwrap());
+        in_flight.into_iter().rev().for_each(|copy| ended(copy).unwrap());
         chains += u32::from(all_by_copier);
         // A simulated device's engines have no order among themselves.
         if all_by_copier || are_real() {
@@ -405,11 +405,11 @@ fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
     let _watchdog = Watchdog::over("freed under traffic");
     let ground = ground();
     let gpu = &ground.gpus[0];
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (dst, src) = (plain(gpu, 8), plain(gpu, 8));
-            while !is_over.load(Ordering::Relaxed) {
+            while !has_ended.load(Ordering::Relaxed) {
                 ended(begun((&dst, 0), (&src, 0), 8)).unwrap();
             }
         });
@@ -420,7 +420,7 @@ fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
                 fake.gpu(0).unwrap().synchronize().unwrap();
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
     });
 }
 
@@ -498,7 +498,7 @@ fn a_kernel_that_does_not_begin_holds_no_copy_up() {
     for _ in 0..100 {
         copy();
     }
-    assert_eq!(counts(&**gpu), (1, 0), "launched once, and waited for by nobody");
+    assert_eq!(counts(&**gpu), (1, 0), "launched once, and not waited for");
     fake.faults().stall_copiers(false);
     until_by_copier(&ground.gpus, copy);
 }

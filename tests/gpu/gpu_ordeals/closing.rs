@@ -20,7 +20,7 @@ fn memory_that_its_owner_has_dropped_is_freed_when_the_last_of_two_importers_has
 
 /// The owner drops memory while an engine copies it.
 #[test]
-fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_is_over() {
+fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_has_ended() {
     let _watchdog = Watchdog::over("in flight");
     if can_order("a copy that is held up") {
         for kind in 0..KINDS.len() as u64 {
@@ -53,7 +53,7 @@ pub(crate) fn rank(role: &Role) {
         runtime.progress().unwrap();
         assert!(gpus.has(name), "one has it mapped");
         role.says("it is there");
-        runtime.wait_for(PATIENCE, || !gpus.has(name)).expect("nobody has it mapped");
+        runtime.wait_for(PATIENCE, || !gpus.has(name)).expect("no rank has it mapped");
         role.says("freed");
     } else {
         let rmr = told(role, "memory", 0);

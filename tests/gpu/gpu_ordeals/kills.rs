@@ -2,7 +2,7 @@
 
 use crate::support::amount;
 use crate::support::gpu_ranks::{
-    Gpus, Kind, PATIENCE, are_real, filled, over, receive, registered, send, told,
+    Gpus, Kind, PATIENCE, are_real, completed, filled, receive, registered, send, told,
 };
 use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
@@ -25,7 +25,7 @@ fn a_rank_that_is_killed_in_mid_copy_costs_the_others_what_they_had_with_it_and_
         let victim = rng.random_range(0..3);
         let words = [victim.into(), number % KINDS.len() as u64, rng.random_range(0..6 * ROUNDS)];
         println!("kill {number}: words {words:?}");
-        Ranks::start("gpu_ordeals::kills", 3, &words).succeed_but_for(Rank(victim));
+        Ranks::start("gpu_ordeals::kills", 3, &words).succeed_except(Rank(victim));
     }
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn rank(role: &Role) {
     };
     let mut lanes: Vec<_> = others.iter().map(|&other| lane(0, other)).collect();
     let mut ended = 0;
-    while !lanes.iter().all(Lane::is_over) {
+    while !lanes.iter().all(Lane::has_ended) {
         runtime.progress_all().unwrap();
         ended += lanes.iter_mut().map(Lane::step).sum::<u64>();
         if role.rank == victim && ended >= when {
@@ -79,7 +79,7 @@ pub(crate) fn rank(role: &Role) {
     let survivor = others.iter().copied().find(|&other| other != victim).unwrap();
     // They go on with each other.
     let mut lane = lane(1, survivor);
-    while !lane.is_over() {
+    while !lane.has_ended() {
         runtime.progress_all().unwrap();
         lane.step();
     }
@@ -101,11 +101,11 @@ fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Remot
         ("a receive", receive(runtime, gone, buffer(), Tag(9))),
         (
             "a put",
-            over(runtime, |done| runtime.post_put(gone, buffer(), rmr, 0).comp(done).submit()),
+            completed(runtime, |done| runtime.post_put(gone, buffer(), rmr, 0).comp(done).submit()),
         ),
         (
             "a get",
-            over(runtime, |done| runtime.post_get(gone, buffer(), rmr, 0).comp(done).submit()),
+            completed(runtime, |done| runtime.post_get(gone, buffer(), rmr, 0).comp(done).submit()),
         ),
     ];
     for (what, outcome) in outcomes {
@@ -134,7 +134,7 @@ struct Lane<'a> {
 /// Operations of one sort, one after the other.
 #[derive(Default)]
 struct Flow {
-    under_way: Option<Synchronizer>,
+    in_flight: Option<Synchronizer>,
     ended: u64,
 }
 
@@ -155,11 +155,11 @@ impl<'a> Lane<'a> {
 
     /// Returns `true` if all operations are done, or the other rank has ended and none is in
     /// flight.
-    fn is_over(&self) -> bool {
-        let is_over =
-            |flow: &Flow| flow.under_way.is_none() && (self.is_down || flow.ended >= ROUNDS);
+    fn has_ended(&self) -> bool {
+        let has_ended =
+            |flow: &Flow| flow.in_flight.is_none() && (self.is_down || flow.ended >= ROUNDS);
         // One that will die is waited for until it has.
-        self.flows.iter().all(is_over) && self.is_down == self.may_die
+        self.flows.iter().all(has_ended) && self.is_down == self.may_die
     }
 
     /// Advances all flows, and returns the number of operations that have ended.
@@ -169,11 +169,11 @@ impl<'a> Lane<'a> {
 
     fn step_one(&mut self, which: usize) -> bool {
         let flow = &mut self.flows[which];
-        let ended = match &flow.under_way {
+        let ended = match &flow.in_flight {
             Some(done) if !done.test() => return false,
-            under_way => under_way.as_ref().map(|done| done.take().unwrap().remove(0)),
+            in_flight => in_flight.as_ref().map(|done| done.take().unwrap().remove(0)),
         };
-        flow.under_way = None;
+        flow.in_flight = None;
         let has_ended = ended.is_some();
         if let Some(status) = ended {
             self.look_at(which, status);
@@ -245,7 +245,7 @@ impl<'a> Lane<'a> {
             }
         };
         match begun {
-            Ok(()) => self.flows[which].under_way = Some(done),
+            Ok(()) => self.flows[which].in_flight = Some(done),
             Err(PostError::PeerDown { rank, .. }) if self.may_die => {
                 assert_eq!(rank, peer);
                 self.is_down = true;

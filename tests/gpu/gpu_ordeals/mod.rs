@@ -10,18 +10,18 @@
 //! | `rounds` | resources that are given back are free again | `TEST_ROUNDS=10000` |
 //! | `kills` | a rank is killed while engines copy from and to its memory | `TEST_KILLS=100` |
 //! | `closing` | memory goes when its last importer has closed it | |
-//! | `beside` | the program's own threads use the devices at the same time | |
+//! | `own_threads` | the program's own threads use the devices at the same time | |
 //! | `other_path` | memory is mapped whatever path messages take | |
 //! | `several` | memory made of several VMM allocations | |
 //! | `same_process` | ranks of one process: the pointer itself | |
 
-mod beside;
 mod closing;
 pub(crate) mod exchange;
 mod kills;
 mod kinds;
 mod masks;
 mod other_path;
+mod own_threads;
 mod rounds;
 mod same_process;
 mod several;
@@ -35,7 +35,7 @@ fn a_rank_in_its_role() {
     let patience = Duration::from_secs(110 + rounds::count() / 20);
     let Some(role) = Role::of_this_process(patience) else { return };
     match role.name.as_str() {
-        "beside" => beside::rank(&role),
+        "own_threads" => own_threads::rank(&role),
         "closing" => closing::rank(&role),
         "in_flight" => closing::in_flight(&role),
         "kills" => kills::rank(&role),

@@ -1,6 +1,6 @@
 //! Bounds of the pinned host memory for staging, and operation with little of it.
 
-use super::{BLOCK, BLOCKS, device, over, received, sent, with_driver};
+use super::{BLOCK, BLOCKS, completed, device, received, sent, with_driver};
 use crate::support::ranks::Role;
 use crate::support::words::{fill, wrong};
 use carrack::transports::mem::Region;
@@ -43,19 +43,20 @@ pub(crate) fn poor(role: &Role) {
         assert!(sent(&runtime, 1, region.whole(), 1).unwrap().error.is_none());
         runtime.barrier().unwrap();
         fill_all(&region, 2);
-        let put = over(&runtime, |done| {
+        let put = completed(&runtime, |done| {
             runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(done).submit()
         });
         assert!(put.unwrap().error.is_none());
         runtime.barrier().unwrap();
         runtime.barrier().unwrap();
-        let get = over(&runtime, |done| {
+        let get = completed(&runtime, |done| {
             runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(done).submit()
         });
         assert!(get.unwrap().error.is_none());
         check_all(&region, 3);
-        let add =
-            over(&runtime, |done| runtime.post_fetch_add(Rank(1), &rmr, 8, 1).comp(done).submit());
+        let add = completed(&runtime, |done| {
+            runtime.post_fetch_add(Rank(1), &rmr, 8, 1).comp(done).submit()
+        });
         let word = region.slice(8, 8).unwrap().to_vec().unwrap();
         let held = add.unwrap().ok().unwrap().value().unwrap();
         assert_eq!(held.to_le_bytes(), word[..]);
@@ -117,11 +118,11 @@ pub(crate) fn bounded(role: &Role) {
             _ => Ok(()),
         };
         posted.unwrap();
-        let is_over = || role.has_said(&format!("done {way}"), 0);
+        let has_ended = || role.has_said(&format!("done {way}"), 0);
         runtime
             .wait_for(super::PATIENCE, || {
                 sampled();
-                if role.rank == 0 || way == 0 { done.test() } else { is_over() }
+                if role.rank == 0 || way == 0 { done.test() } else { has_ended() }
             })
             .unwrap();
         if role.rank == 0 || way == 0 {
@@ -183,11 +184,11 @@ pub(crate) fn crowd(role: &Role) {
     }
     runtime.barrier().unwrap();
     // Two threads for one device: they take in batches of fragments concurrently.
-    let over = Arc::new(AtomicBool::new(false));
+    let ended = Arc::new(AtomicBool::new(false));
     let second = {
-        let (runtime, over) = (runtime.clone(), over.clone());
+        let (runtime, ended) = (runtime.clone(), ended.clone());
         std::thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
+            while !ended.load(Ordering::Relaxed) {
                 runtime.progress().unwrap();
                 std::thread::yield_now();
             }
@@ -233,7 +234,7 @@ pub(crate) fn crowd(role: &Role) {
     runtime.wait_for(super::PATIENCE, || done.test()).expect("all come to an end");
     assert!(done.take().unwrap().iter().all(|status| status.error.is_none()));
     runtime.barrier().unwrap();
-    over.store(true, Ordering::Relaxed);
+    ended.store(true, Ordering::Relaxed);
     second.join().unwrap();
     for number in 0..MESSAGES {
         for &other in &others {

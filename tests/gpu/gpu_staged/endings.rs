@@ -1,6 +1,6 @@
 //! Operations that are staged, and do not come to a good end.
 
-use super::{BLOCK, device, over, received, sent, with_driver};
+use super::{BLOCK, completed, device, received, sent, with_driver};
 use crate::support::ranks::{Role, die};
 use crate::support::words::{are_all, fill, wrong};
 use carrack::transports::mem::{CopyError, Region};
@@ -95,8 +95,9 @@ pub(crate) fn killed(role: &Role) {
         let addr = region.addr();
         let mut slice = Some(region.whole());
         drop(region);
-        let status =
-            over(&runtime, |done| post(&runtime, way, slice.take().unwrap(), rmr.as_ref(), done));
+        let status = completed(&runtime, |done| {
+            post(&runtime, way, slice.take().unwrap(), rmr.as_ref(), done)
+        });
         let status = status.unwrap();
         is_down(&status);
         assert_eq!(status.buffer.len(), LEN, "the buffer comes back");
@@ -104,7 +105,7 @@ pub(crate) fn killed(role: &Role) {
         drop(status);
         let is_there =
             runtime.gpu_drivers().iter().any(|driver| driver.classify(addr).unwrap().is_some());
-        assert!(!is_there, "somebody keeps the memory");
+        assert!(!is_there, "the memory is still kept");
     }
     // The others go on, by the same blocks.
     exchange(&runtime, role.rank, 2 - role.rank, 3);
@@ -204,7 +205,7 @@ pub(crate) fn failing(role: &Role) {
             runtime.barrier().unwrap();
             if role.rank == 0 {
                 let mut slice = Some(region.whole());
-                let status = over(&runtime, |done| {
+                let status = completed(&runtime, |done| {
                     let slice = slice.take().unwrap();
                     match way {
                         0 => runtime.post_send(Rank(1), slice, Tag(7)).comp(done).submit(),

@@ -1,6 +1,6 @@
 //! Matrix of memory kinds, lengths and operations.
 
-use super::{BLOCK, gpus, over, received, sent, settings};
+use super::{BLOCK, completed, gpus, received, sent, settings};
 use crate::support::ranks::Role;
 use crate::support::words::{are_all, fill, wrong};
 use carrack::region::AtomicError;
@@ -124,7 +124,7 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
         let put = |salt: u64, notify: bool| {
             ground.fill(len, salt);
             let mut part = Some(ground.part(len));
-            let status = over(runtime, |done| {
+            let status = completed(runtime, |done| {
                 let post = runtime.post_put(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
                 if notify { post.remote_comp(name).submit() } else { post.submit() }
@@ -135,7 +135,7 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
         let get = |salt: u64, notify: bool| {
             ground.poison(len);
             let mut part = Some(ground.part(len));
-            let status = over(runtime, |done| {
+            let status = completed(runtime, |done| {
                 let post = runtime.post_get(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
                 if notify { post.remote_comp(name).submit() } else { post.submit() }
@@ -146,7 +146,7 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
         };
         runtime.barrier().unwrap();
         put(salt, false);
-        over(runtime, |done| runtime.post_flush(Rank(1)).comp(done).submit())
+        completed(runtime, |done| runtime.post_flush(Rank(1)).comp(done).submit())
             .unwrap()
             .ok()
             .unwrap();
@@ -174,7 +174,7 @@ fn owns(runtime: &Runtime, grounds: &[Ground], queue: &CompQueue) {
         runtime.barrier().unwrap();
         runtime.barrier().unwrap();
         ground.check(len, salt, &what);
-        assert!(queue.is_empty(), "nobody was to be told");
+        assert!(queue.is_empty(), "no notification was asked for");
         ground.poison(len);
         runtime.barrier().unwrap();
         let notice = told(runtime, queue);
@@ -229,7 +229,7 @@ pub(crate) fn words(role: &Role) {
         let mut held = 0;
         for _ in 0..10 {
             loop {
-                let swap = over(&runtime, |done| {
+                let swap = completed(&runtime, |done| {
                     runtime.post_compare_swap(Rank(1), rmr, 16, held, held + 1).comp(done).submit()
                 });
                 let was = swap.unwrap().ok().unwrap().value().unwrap();
@@ -238,8 +238,9 @@ pub(crate) fn words(role: &Role) {
                 }
             }
         }
-        let odd =
-            over(&runtime, |done| runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).submit());
+        let odd = completed(&runtime, |done| {
+            runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).submit()
+        });
         match odd {
             Err(PostError::Atomic(AtomicError::Unaligned { .. })) => {}
             Ok(status) => {
@@ -287,20 +288,20 @@ fn refused(runtime: &Runtime, rmrs: &[RemoteKey]) {
             }
             Err(other) => panic!("{other}"),
         };
-        ends(over(runtime, |done| {
+        ends(completed(runtime, |done| {
             runtime.post_fetch_add(Rank(1), &long, 1 << 39, 1).comp(done).submit()
         }));
-        ends(over(runtime, |done| {
+        ends(completed(runtime, |done| {
             runtime.post_put(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).submit()
         }));
-        ends(over(runtime, |done| {
+        ends(completed(runtime, |done| {
             runtime.post_get(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).submit()
         }));
         if !is_mapped(runtime) {
-            ends(over(runtime, |done| {
+            ends(completed(runtime, |done| {
                 runtime.post_get(Rank(1), vec![1; 9], &stale, 0).comp(done).submit()
             }));
-            ends(over(runtime, |done| {
+            ends(completed(runtime, |done| {
                 runtime.post_fetch_add(Rank(1), &stale, 0, 1).comp(done).submit()
             }));
         }

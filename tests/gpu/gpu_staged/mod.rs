@@ -8,7 +8,7 @@ mod endings;
 mod matrix;
 
 use crate::support;
-use crate::support::gpu_ranks::over;
+use crate::support::gpu_ranks::completed;
 use crate::support::gpus::{are_real as is_real, of as gpus};
 use crate::support::ranks::{Ranks, Role};
 use crate::support::{Job, OverShm, Watchdog, built};
@@ -62,18 +62,18 @@ fn a_message_longer_than_its_receive_is_an_error_and_writes_nothing() {
 fn a_peer_that_is_killed_in_the_midst_ends_what_was_staged_with_it_and_nothing_is_lost() {
     let _watchdog = Watchdog::over("killed");
     for way in 0..endings::WAYS {
-        Ranks::start("gpu_staged::killed", 3, &[way]).succeed_but_for(Rank(1));
+        Ranks::start("gpu_staged::killed", 3, &[way]).succeed_except(Rank(1));
     }
 }
 
 #[test]
-fn what_an_engine_is_at_ends_when_the_engine_is_done_and_nobody_waits_for_that() {
+fn what_an_engine_is_at_ends_when_the_engine_is_done_and_no_rank_waits_for_that() {
     if is_real() {
         return println!("skipped: a real engine cannot be held");
     }
     let _watchdog = Watchdog::over("held");
     for way in 0..endings::WAYS {
-        Ranks::start("gpu_staged::held", 2, &[way]).succeed_but_for(Rank(1));
+        Ranks::start("gpu_staged::held", 2, &[way]).succeed_except(Rank(1));
     }
 }
 
@@ -172,7 +172,7 @@ fn sent(
     tag: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
+    completed(runtime, |done| {
         let buffer = buffer.take().unwrap();
         runtime.post_send(Rank(to), buffer, carrack::Tag(tag)).comp(done).submit()
     })
@@ -185,7 +185,7 @@ fn received(
     tag: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
+    completed(runtime, |done| {
         runtime.post_recv(Rank(from), buffer.take().unwrap(), carrack::Tag(tag)).comp(done).submit()
     })
 }

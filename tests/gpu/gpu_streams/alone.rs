@@ -159,7 +159,7 @@ fn rule_b_what_is_freed_while_a_stream_waits_is_freed_when_none_does() {
         assert!(addresses.iter().all(|addr| ground.is_allocated(*addr)), "it would have blocked");
         settle(ranks);
     }
-    brake.let_go();
+    brake.release();
     stream.synchronize().unwrap();
     driver.look_after();
     assert!(addresses.iter().all(|addr| !ground.is_allocated(*addr)));
@@ -189,8 +189,8 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
         recv.submit().unwrap();
         send.submit().unwrap();
         arrived.wait_on(&stream, 2 * (turn as u64 + 1)).unwrap();
-        let over = stream.record().unwrap();
-        until(ranks, || is_past(&over));
+        let end = stream.record().unwrap();
+        until(ranks, || is_past(&end));
         assert!(to.whole().to_vec().unwrap() == filled(len, 4));
     }
     // Puts and gets to oneself are copies on the stream.
@@ -224,11 +224,11 @@ fn rule_e_a_thread_that_waits_for_the_whole_device_goes_on_when_another_makes_pr
             is_back.store(true, Ordering::SeqCst);
         })
     };
-    let over = stream.record().unwrap();
+    let end = stream.record().unwrap();
     settle(ranks);
-    assert!(!is_past(&over));
+    assert!(!is_past(&end));
     sent(ranks, || ranks[1].post_am(Rank(0), b"go", name).try_submit());
-    until(ranks, || is_past(&over) && is_back.load(Ordering::SeqCst));
+    until(ranks, || is_past(&end) && is_back.load(Ordering::SeqCst));
     blocked.join().unwrap();
 }
 
@@ -240,7 +240,7 @@ fn a_counter_counts_successes_and_the_first_failure_lets_all_go() {
     let Ground { ranks, gpu, .. } = &ground;
     let (stream, arrived) = (gpu.stream().unwrap(), StreamCounter::new(&ranks[0], gpu).unwrap());
     arrived.wait_on(&stream, 2).unwrap();
-    let over = stream.record().unwrap();
+    let end = stream.record().unwrap();
     let receive = |room: usize| {
         let mut recv = ranks[0].post_recv(Rank(1), vec![0; room], Tag(1)).comp(&arrived);
         assert!(recv.try_submit().unwrap().is_posted());
@@ -249,9 +249,9 @@ fn a_counter_counts_successes_and_the_first_failure_lets_all_go() {
     receive(4);
     until(ranks, || arrived.value() == 1);
     settle(ranks);
-    assert!(!is_past(&over));
+    assert!(!is_past(&end));
     receive(3);
-    until(ranks, || is_past(&over));
+    until(ranks, || is_past(&end));
     let error = arrived.error().expect("it was too long");
     assert!(matches!(error, OpError::Truncated { message: 4, buffer: 3 }), "{error}");
     assert_eq!(arrived.value(), 1);
@@ -315,7 +315,7 @@ fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
         .after(&event)
         .comp(&brake.counter);
     assert!(matches!(read_only.try_submit(), Err(PostError::ReadOnly(_))));
-    brake.let_go();
+    brake.release();
 }
 
 #[test]
@@ -390,6 +390,6 @@ fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_even
     sent(ranks, || add.try_submit());
     assert_eq!(came.one(ranks).value(), Some(0));
     assert_eq!((left.count(), is_past(&event)), (0, false));
-    brake.let_go();
+    brake.release();
     until(ranks, || left.count() == 2);
 }

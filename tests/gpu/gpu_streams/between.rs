@@ -41,7 +41,7 @@ fn every_operation_waits_for_events_and_streams_and_streams_for_it() {
 fn a_stream_that_waits_for_a_rank_that_is_killed_goes_on_and_the_error_names_the_rank() {
     let _watchdog = Watchdog::over("killed");
     for watches in 0..2 {
-        Ranks::start("gpu_streams::killed", 3, &[watches]).succeed_but_for(Rank(1));
+        Ranks::start("gpu_streams::killed", 3, &[watches]).succeed_except(Rank(1));
     }
 }
 
@@ -102,8 +102,8 @@ pub(crate) fn ring(role: &Role) {
         // A stream has room for some hundred operations.
         until(std::slice::from_ref(&runtime), || sent.get() + 40 > step);
     }
-    let over = stream.record().unwrap();
-    until(std::slice::from_ref(&runtime), || is_past(&over) && sent.get() == STEPS);
+    let end = stream.record().unwrap();
+    until(std::slice::from_ref(&runtime), || is_past(&end) && sent.get() == STEPS);
     assert_eq!(arrived.error().map(|error| error.to_string()), None);
     for step in 0..STEPS {
         let from =
@@ -287,7 +287,7 @@ fn operate(role: &Role, runtime: &Runtime, name: RemoteComp) {
         assert!(!done.test() && !is_past(&behind), "{what} did not wait");
         assert!(!role.has_said(&format!("got {salt}"), 1), "{what} did not wait");
         assert_eq!((read(window, 0, len) == before, word()), (true, count), "{what} did not wait");
-        brake.let_go();
+        brake.release();
         until(std::slice::from_ref(runtime), || done.test() && is_past(&behind));
         let status = done.take().unwrap().remove(0).ok().unwrap();
         assert_eq!(status.user_context, UserContext(salt), "{what}");

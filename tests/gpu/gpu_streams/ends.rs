@@ -20,7 +20,7 @@ fn a_receive_that_waits_for_an_event_is_cancelled_then_and_later() {
         assert!(recv.try_submit().unwrap().is_posted());
         let ticket = recv.ticket().expect("it waits");
         if begins {
-            brake.let_go();
+            brake.release();
             until(ranks, || is_past(&event));
             settle(ranks);
         }
@@ -30,7 +30,7 @@ fn a_receive_that_waits_for_an_event_is_cancelled_then_and_later() {
         assert_eq!(status.buffer.to_vec().unwrap(), [7; 4]);
         assert!(matches!(status.ok().unwrap_err(), OpError::Cancelled));
         if !begins {
-            brake.let_go();
+            brake.release();
         }
         settle(ranks);
         assert!(ended.is_empty());
@@ -75,7 +75,7 @@ fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
     while let Some(status) = ended.pop() {
         assert!(matches!(status.ok().unwrap_err(), OpError::TimedOut(Rank(1))));
     }
-    brake.let_go();
+    brake.release();
     waits.synchronize().unwrap();
     settle(ranks);
     assert_eq!((ended.len(), window.whole().to_vec().unwrap()), (0, vec![0; 100]));
@@ -119,15 +119,15 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
         (held, waits, arrived)
     };
     settle(&ground.ranks);
-    let over = [held, waits].map(|stream| stream.record().unwrap());
-    assert!(over.iter().all(|event| !is_past(event)) && ended.is_empty());
+    let ends = [held, waits].map(|stream| stream.record().unwrap());
+    assert!(ends.iter().all(|event| !is_past(event)) && ended.is_empty());
     drop(ground.ranks.remove(0));
     assert_eq!(ended.len(), 8, "each ends once");
     while let Some(status) = ended.pop() {
         assert!(matches!(status.ok().unwrap_err(), OpError::Closed));
     }
     assert!(matches!(arrived.error(), Some(OpError::Closed)));
-    over.into_iter().for_each(|event| event.wait().unwrap());
+    ends.into_iter().for_each(|event| event.wait().unwrap());
     // A counter that outlives its runtime holds nothing up.
     let stream = gpu.stream().unwrap();
     arrived.wait_on(&stream, 1 << 30).unwrap();
@@ -202,7 +202,7 @@ fn operations_in_random_orders_end_exactly_once() {
             for ticket in tickets.extract_if(.., |_| rng.random_bool(0.5)) {
                 let _ = ranks[0].cancel(&ticket).unwrap();
             }
-            brake.let_go();
+            brake.release();
             settle(ranks);
         }
         for ticket in &tickets {

@@ -70,7 +70,7 @@ impl Brake {
         self.counter.wait_on(stream, self.turns.get()).unwrap();
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         raise(&self.counter);
     }
 }

@@ -3,8 +3,8 @@
 use super::{STRIPE, buffer, check, fill};
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{
-    Gpus, Kind, PATIENCE, Went, filled, get, heard, holds, over, put, receive, registered, send,
-    told,
+    Gpus, Kind, PATIENCE, Went, completed, filled, get, heard, holds, put, receive, registered,
+    send, told,
 };
 use crate::support::ranks::{Ranks, Role};
 use crate::support::words::are_all;
@@ -55,8 +55,8 @@ fn check_lent(buffer: &GrowableBuffer, stripe: usize, salt: u64) {
     let piece = buffer.pieces(stripe * STRIPE, STRIPE).unwrap().remove(0);
     check(&piece.subregion(GUARD, LEN).unwrap(), salt);
     let bytes = piece.whole().to_vec().unwrap();
-    let beside = [&bytes[..GUARD], &bytes[GUARD + LEN..]];
-    assert!(are_all(&beside, 0xee), "beside what was put into stripe {stripe}");
+    let around = [&bytes[..GUARD], &bytes[GUARD + LEN..]];
+    assert!(are_all(&around, 0xee), "around what was put into stripe {stripe}");
 }
 
 fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
@@ -165,7 +165,7 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     runtime.barrier().unwrap();
     // The old name is stale, the new one is good.
     let old = RemoteKey::from_bytes(&old).unwrap();
-    let stale = over(runtime, |done| {
+    let stale = completed(runtime, |done| {
         runtime.post_put(Rank(0), filled(LEN, 1), &old, 0).comp(done).submit()
     });
     assert!(matches!(stale.unwrap().ok(), Err(OpError::Stale(Rank(0)))));
@@ -246,7 +246,7 @@ pub(crate) fn longer(role: &Role) {
 }
 
 #[test]
-fn what_messages_were_sent_from_is_given_back_once_the_receiver_has_let_go_of_it() {
+fn what_messages_were_sent_from_is_given_back_once_the_receiver_has_released_it() {
     let _watchdog = Watchdog::over("messages");
     Ranks::start("growable_buffer::messages", 2, &[]).succeed();
 }
@@ -287,7 +287,7 @@ pub(crate) fn messages(role: &Role) {
             batch.push(Piece { local: piece, range: 0..piece.len(), rmr: &rmr, offset: at as u64 });
             at += piece.len();
         }
-        over(&runtime, |done| runtime.post_put_batch(Rank(1), &batch).comp(done).submit())
+        completed(&runtime, |done| runtime.post_put_batch(Rank(1), &batch).comp(done).submit())
             .unwrap()
             .ok()
             .unwrap();
@@ -314,7 +314,7 @@ fn a_peer_that_is_killed_holds_nothing_of_the_buffer() {
     let mut ranks = Ranks::start("growable_buffer::killed", 2, &[]);
     assert!(ranks.hears("mapped", 1));
     ranks.signal(Rank(1), Signal::KILL);
-    ranks.succeed_but_for(Rank(1));
+    ranks.succeed_except(Rank(1));
 }
 
 pub(crate) fn killed(role: &Role) {

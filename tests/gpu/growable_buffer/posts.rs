@@ -4,7 +4,7 @@ use super::exchange::{LEN, lends, uses};
 use super::{STRIPE, buffer, stripes};
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{
-    Gpus, Kind, Went, filled, heard, holds, over, receive, registered, send, told,
+    Gpus, Kind, Went, completed, filled, heard, holds, receive, registered, send, told,
 };
 use crate::support::ranks::{Ranks, Role};
 use crate::support::words::are_all;
@@ -73,7 +73,7 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
         let at =
             u64::from_le_bytes(role.told(&format!("{name} has a word"), 0).try_into().unwrap());
         for _ in 0..20 {
-            let add = over(runtime, |done| {
+            let add = completed(runtime, |done| {
                 runtime.post_fetch_add(Rank(0), &rmr, at, 3).comp(done).submit()
             });
             assert_eq!(add.unwrap().ok().unwrap().size, 8);
@@ -102,7 +102,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
             let (salt, poison) = ((2 * turn + usize::from(is_strided)) as u64, Region::host(LEN));
             poison.whole().write(&[0xee; LEN]).unwrap();
             local.whole().write(&filled(LEN, salt)).unwrap();
-            over(runtime, |done| {
+            completed(runtime, |done| {
                 runtime.post_put(Rank(0), poison.whole(), rmr, 0).comp(done).submit()
             })
             .unwrap();
@@ -121,7 +121,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
                 let put = if turn == 2 { put.on_stream(&stream) } else { put };
                 put.comp(done).submit()
             };
-            over(runtime, put).unwrap().ok().unwrap();
+            completed(runtime, put).unwrap().ok().unwrap();
             let mut wanted = vec![0xee; LEN];
             for &(at, len) in if is_strided { &rows[..] } else { &places } {
                 wanted[at..at + len].copy_from_slice(&filled(LEN, salt)[at..at + len]);
@@ -131,7 +131,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
             let get = |done: &_| runtime.post_get_batch(Rank(0), &pieces).comp(done).submit();
             let back =
                 |done: &_| runtime.post_get(Rank(0), local.whole(), rmr, 0).comp(done).submit();
-            over(runtime, get).unwrap().ok().unwrap();
+            completed(runtime, get).unwrap().ok().unwrap();
             let found = local.whole().to_vec().unwrap();
             for &(at, len) in &places {
                 assert!(
@@ -139,7 +139,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
                     "local memory {turn}, {at}+{len}"
                 );
             }
-            over(runtime, back).unwrap().ok().unwrap();
+            completed(runtime, back).unwrap().ok().unwrap();
             assert!(
                 local.whole().to_vec().unwrap() == wanted,
                 "local memory {turn}, strided: {is_strided}"
@@ -173,8 +173,8 @@ fn messages(role: &Role, gpus: &Gpus, runtime: &Runtime, window: &Region) {
                     let status = receive(runtime, to, slice, tag).unwrap().ok().unwrap();
                     holds(&status.buffer, len, turn);
                     let bytes = window.whole().to_vec().unwrap();
-                    let beside = [&bytes[..50], &bytes[50 + len..]];
-                    assert!(are_all(&beside, 0xee), "{kind:?} {len}");
+                    let around = [&bytes[..50], &bytes[50 + len..]];
+                    assert!(are_all(&around, 0xee), "{kind:?} {len}");
                     send(runtime, to, window.slice(50, len).unwrap(), tag).unwrap().ok().unwrap();
                 }
             }

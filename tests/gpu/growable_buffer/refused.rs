@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
 
 use super::{STRIPE, buffer, check, fill};
-use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order, over};
+use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order, completed};
 use crate::support::{Job, OverShm, Watchdog, gpus};
 use carrack::alloc::{GrowableBuffer, GrowableError};
 use carrack::buffer::raw;
@@ -233,7 +233,7 @@ fn a_buffer_does_not_shrink_below_what_is_registered_in_an_operation_or_held() {
     let received = Synchronizer::new(1);
     assert!(!rank.post_recv(me, room, Tag(1)).comp(&received).try_submit().unwrap().is_done());
     refused(&mut buffer, 2 * STRIPE);
-    over(rank, |done| rank.post_send(me, vec![7; 100], Tag(1)).comp(done).submit())
+    completed(rank, |done| rank.post_send(me, vec![7; 100], Tag(1)).comp(done).submit())
         .unwrap()
         .ok()
         .unwrap();

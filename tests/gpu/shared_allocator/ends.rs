@@ -13,13 +13,13 @@ use std::time::Duration;
 #[test]
 fn a_leader_that_is_killed_is_named_and_what_others_have_mapped_stays() {
     let _watchdog = Watchdog::over("killed leader");
-    Ranks::start("shared_allocator::killed", 3, &[0]).succeed_but_for(Rank(0));
+    Ranks::start("shared_allocator::killed", 3, &[0]).succeed_except(Rank(0));
 }
 
 #[test]
 fn another_rank_that_is_killed_ends_the_allocator_and_keeps_no_memory() {
     let _watchdog = Watchdog::over("killed other");
-    Ranks::start("shared_allocator::killed", 3, &[2]).succeed_but_for(Rank(2));
+    Ranks::start("shared_allocator::killed", 3, &[2]).succeed_except(Rank(2));
 }
 
 pub(crate) fn killed(role: &Role) {
@@ -67,7 +67,7 @@ pub(crate) fn killed(role: &Role) {
 
 /// All calls of the others end, at any moment of the kill.
 #[test]
-fn a_rank_that_is_killed_in_the_midst_of_calls_leaves_nobody_waiting() {
+fn a_rank_that_is_killed_in_the_midst_of_calls_leaves_no_rank_waiting() {
     let _watchdog = Watchdog::over("anytime");
     for turn in 0..6 {
         let victim = Rank([0, 3, 1][turn % 3]);
@@ -75,7 +75,7 @@ fn a_rank_that_is_killed_in_the_midst_of_calls_leaves_nobody_waiting() {
         assert!(ranks.hears("going", victim.0));
         std::thread::sleep(Duration::from_micros(1700 * turn as u64));
         ranks.signal(victim, Signal::KILL);
-        ranks.succeed_but_for(victim);
+        ranks.succeed_except(victim);
     }
 }
 

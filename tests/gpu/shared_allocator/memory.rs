@@ -29,7 +29,7 @@ pub(crate) fn rank(role: &Role) {
     for (turn, len) in (0..).zip(LENGTHS) {
         let shared = allocator.allocate(len).unwrap();
         assert_eq!((shared.len(), shared.leader()), (len, Rank(0)));
-        assert!(shared.slice(len, 1).is_none(), "nobody gets more than was asked for");
+        assert!(shared.slice(len, 1).is_none(), "no rank gets more than was asked for");
         let extent = gpus.driver.classify(shared.addr()).unwrap().expect("memory of a device");
         assert_eq!(extent.kind, shared.kind());
         assert_eq!(

@@ -58,7 +58,7 @@ pub(crate) fn peers(role: &Role) {
         return;
     }
     let allocator = made.unwrap();
-    assert_eq!(allocator.stats().made, 0, "the trial is nobody's allocation");
+    assert_eq!(allocator.stats().made, 0, "the trial is not counted");
     let shared = allocator.allocate(123_457).unwrap();
     assert_eq!(shared.kind().gpu(), Some(gpus.all[0].info().uuid), "the leader's device");
     for writer in 0..3 {

@@ -11,7 +11,7 @@ use rand::Rng;
 use std::collections::VecDeque;
 
 #[test]
-fn a_piece_is_used_again_when_all_ranks_have_let_go_of_it_and_not_before() {
+fn a_piece_is_used_again_when_all_ranks_have_released_it_and_not_before() {
     let _watchdog = Watchdog::over("pieces");
     let seed = rng().random();
     Ranks::start("shared_allocator::pieces", 3, &[seed]).succeed();
@@ -69,7 +69,7 @@ pub(crate) fn pieces(role: &Role) {
 }
 
 #[test]
-fn a_pool_takes_from_its_blocks_what_fits_and_gives_back_what_nobody_has() {
+fn a_pool_takes_from_its_blocks_what_fits_and_gives_back_blocks_that_no_rank_uses() {
     let _watchdog = Watchdog::over("pool");
     Ranks::start("shared_allocator::pool", 2, &[]).succeed();
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// gpu.md, legacy IPC rule 5.
 #[test]
-fn a_leader_without_memory_is_an_error_at_all_ranks_and_what_was_let_go_of_can_be_had_again() {
+fn a_leader_without_memory_is_an_error_at_all_ranks_and_released_memory_is_used_again() {
     let _watchdog = Watchdog::over("exhausted");
     Ranks::start("shared_allocator::exhausted", 3, &[]).succeed();
 }
@@ -66,7 +66,7 @@ pub(crate) fn exhausted(role: &Role) {
 }
 
 #[test]
-fn memory_that_one_rank_cannot_map_nobody_gets_and_the_reason_is_the_drivers() {
+fn memory_that_one_rank_cannot_map_goes_to_no_rank_and_the_reason_is_the_drivers() {
     let _watchdog = Watchdog::over("unmapped");
     if can_order("what a driver refuses") {
         Ranks::start("shared_allocator::unmapped", 3, &[]).succeed();

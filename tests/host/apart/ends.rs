@@ -83,11 +83,11 @@ pub(crate) fn goes(me: Me) {
                 "{number}: other bytes"
             );
         } else {
-            let error = status.ok().expect_err("nobody has sent it");
+            let error = status.ok().expect_err("it was not sent");
             assert!(matches!(&error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
         }
     }
     let error =
-        me.runtime.post_send(me.peer, b"late", TAG).try_submit().expect_err("nobody is there");
+        me.runtime.post_send(me.peer, b"late", TAG).try_submit().expect_err("the peer is gone");
     assert!(matches!(error, PostError::PeerDown { rank: Rank(1), .. }), "{error}");
 }

@@ -118,11 +118,11 @@ pub(crate) fn flushed(me: &Me) {
     const SIZE: usize = 30_000;
     for Shared { mine, theirs, .. } in &shared(me, PUTS as usize * SIZE) {
         let act = || {
-            let (flushed, over) = (Sink::keeping(), Sink::keeping());
+            let (flushed, done) = (Sink::keeping(), Sink::keeping());
             for number in 0..PUTS {
                 let bytes = pattern(me.seed ^ number, SIZE);
                 let mut put =
-                    me.runtime.post_put(me.peer, bytes, theirs, number * SIZE as u64).comp(&over);
+                    me.runtime.post_put(me.peer, bytes, theirs, number * SIZE as u64).comp(&done);
                 let _ = posted(me.all(), || put.try_submit());
             }
             let mut flush = me.runtime.post_flush(me.peer).comp(&flushed);
@@ -185,7 +185,7 @@ pub(crate) fn refused(me: &Me) {
         me.meet();
         assert!(is_stale(), "it is registered again");
         me.meet();
-        assert_eq!(mine.whole().to_vec().unwrap(), before, "what nobody may write to was written");
+        assert_eq!(mine.whole().to_vec().unwrap(), before, "withdrawn memory was written");
         me.meet();
     }
 }

@@ -339,7 +339,7 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
 }
 
 #[test]
-fn more_than_a_thousand_that_say_nothing_keep_nobody_out() {
+fn more_than_a_thousand_silent_connections_keep_no_rank_out() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let _watchdog = Watchdog::over("silence");
     let limit = getrlimit(Resource::Nofile);
@@ -454,7 +454,7 @@ fn a_record_that_names_what_is_not_there_ends_its_link_and_no_other() {
 }
 
 #[test]
-fn a_ring_full_of_random_bytes_hurts_nobody_but_its_sender() {
+fn a_ring_full_of_random_bytes_harms_its_sender_only() {
     let _watchdog = Watchdog::over("random rings");
     let mut rng = rng();
     let mut ground = Ground::new();

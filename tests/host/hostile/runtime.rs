@@ -104,15 +104,15 @@ fn a_control_message_that_cannot_be_read_ends_all_operations_with_its_sender() {
     let _watchdog = Watchdog::over("control messages");
     for kind in [FIN, GRANT, FIN_WRITE] {
         let mut job = Job3::new(GEOMETRY);
-        let over = Sink::keeping();
-        let posted = job.ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over).try_submit();
+        let done = Sink::keeping();
+        let posted = job.ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&done).try_submit();
         assert!(posted.unwrap().is_posted());
         job.push(INLINE, [kind, 77], &[0xff; 3]);
-        let errors = until_with_errors(&job.ranks[..1], || over.count() > 0);
+        let errors = until_with_errors(&job.ranks[..1], || done.count() > 0);
         let of_sender =
             |error: &ProgressError| matches!(error, ProgressError::Malformed { from: Rank(1), .. });
         assert!(errors.iter().any(of_sender), "{kind}: {errors:?}");
-        let error = over.take().pop().unwrap().error.unwrap();
+        let error = done.take().pop().unwrap().error.unwrap();
         assert!(matches!(*error, OpError::PeerDown { rank: Rank(1), .. }), "{kind}: {error}");
     }
 }

@@ -47,7 +47,7 @@ fn a_cut_of_two_seconds_harms_no_message_in_either_direction_or_both() {
 fn a_rank_that_is_killed_on_another_node_harms_only_itself() {
     let Some(job) = Faulty::traffic("kill", Weather::default(), 1000, 3) else { return };
     job.ranks.signal(Rank(3), Signal::KILL);
-    job.ranks.succeed_but_for(Rank(3));
+    job.ranks.succeed_except(Rank(3));
 }
 
 /// State of a connection whose cable is pulled.

@@ -82,11 +82,11 @@ fn a_pulled_cable_ends_every_operation_in_time_whatever_the_time_is() {
 fn a_link_that_is_cut_and_healed_at_random_loses_and_doubles_nothing() {
     let mut job = Faulty::start("random", Weather::default(), "soak", &[messages()]);
     let Some(Faulty { nodes, ranks, .. }) = job.take() else { return };
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut rng = rng();
-            while !is_over.load(Ordering::Relaxed) {
+            while !has_ended.load(Ordering::Relaxed) {
                 std::thread::sleep(millis(rng.random_range(0..1000)));
                 let cut = [[true, true], [true, false], [false, true]][rng.random_range(0..3)];
                 nodes.cut(cut);
@@ -96,6 +96,6 @@ fn a_link_that_is_cut_and_healed_at_random_loses_and_doubles_nothing() {
             }
         });
         ranks.succeed();
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
     });
 }

@@ -266,7 +266,7 @@ pub(crate) fn no_memory(role: &Role) {
 // ---- few descriptors ----------------------------------------------------------------------------
 
 #[test]
-fn whoever_runs_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some() {
+fn a_rank_that_runs_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some() {
     let _watchdog = Watchdog::over("descriptors");
     Ranks::start("ordeals::few", 1, &[]).succeed();
 }

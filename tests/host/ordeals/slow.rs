@@ -66,7 +66,7 @@ fn a_rank_that_is_stopped_or_killed_among_eight_holds_up_no_message_between_the_
             }
             all_say(&mut ranks, "settled", phase);
         }
-        ranks.succeed_but_for(SLOW);
+        ranks.succeed_except(SLOW);
     }
 }
 

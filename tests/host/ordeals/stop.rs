@@ -29,8 +29,8 @@ fn a_rank_that_is_stopped_for_a_while_loses_nothing_and_is_not_taken_for_dead() 
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_secs(seconds()));
-        let over = (0..size).filter(|&rank| ranks.has_said("over", rank)).count();
-        assert_eq!(over, 0, "somebody was done before the one that was stopped: it was no test");
+        let ended = (0..size).filter(|&rank| ranks.has_said("over", rank)).count();
+        assert_eq!(ended, 0, "a rank was done before the one that was stopped: it was no test");
         ranks.signal(Rank(stopped as u32), Signal::CONT);
         ranks.succeed();
     }

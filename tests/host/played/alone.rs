@@ -36,7 +36,7 @@ impl PeerMemory for Told {
     }
 
     fn write(&self, _: u64, _: MemRef<'_>) -> Outcome {
-        panic!("nobody asks this rank for help")
+        panic!("no peer asks this rank for help")
     }
 }
 
@@ -51,15 +51,15 @@ fn once(play: &Play) -> impl Fn() -> Option<Runtime> + Send + Sync + 'static {
     move || kept.lock().take()
 }
 
-fn receives(play: &Play, size: usize, tag: u64, over: &Sink) {
-    let mut recv = play.runtime().post_recv(Rank(1), vec![0; size], Tag(tag)).comp(over);
+fn receives(play: &Play, size: usize, tag: u64, done: &Sink) {
+    let mut recv = play.runtime().post_recv(Rank(1), vec![0; size], Tag(tag)).comp(done);
     assert!(recv.try_submit().unwrap().is_posted());
 }
 
 #[test]
 fn a_message_that_is_being_copied_counts() {
     let _watchdog = Watchdog::over("a message that is being copied");
-    let (play, over) = (Play::new(), Sink::keeping());
+    let (play, done) = (Play::new(), Sink::keeping());
     let (runtime, found) = (once(&play), Arc::new(Mutex::new(None)));
     let note = found.clone();
     reads(&play, move |_| {
@@ -69,9 +69,9 @@ fn a_message_that_is_being_copied_counts() {
         }
         Ok(())
     });
-    receives(&play, 20_000, 1, &over);
+    receives(&play, 20_000, 1, &done);
     play.peer.offers((5, 1), 20_000, 0x1000);
-    play.until(|| over.count() > 0);
+    play.until(|| done.count() > 0);
     assert_eq!(*found.lock(), Some(false), "it has completed, says the other thread");
 }
 
@@ -85,7 +85,7 @@ fn a_message_that_is_being_copied_when_its_peer_goes_ends_once() {
     for size in [1000, 20_000, 100_000, (1 << 20) + 1, 3 << 20] {
         for (what, outcome) in outcomes.into_iter().enumerate() {
             for at in [0, 1] {
-                let (play, over) = (Play::new(), Sink::keeping());
+                let (play, done) = (Play::new(), Sink::keeping());
                 let (runtime, peer) = (once(&play), Arc::downgrade(&play.peer));
                 reads(&play, move |number| {
                     if number < at {
@@ -102,12 +102,12 @@ fn a_message_that_is_being_copied_when_its_peer_goes_ends_once() {
                     }
                     outcome()
                 });
-                receives(&play, size, 1, &over);
+                receives(&play, size, 1, &done);
                 play.peer.offers((5, 1), size, 0x1000);
-                play.until(|| over.count() > 0);
+                play.until(|| done.count() > 0);
                 step(&play.ranks);
                 step(&play.ranks);
-                let mut ended = over.take();
+                let mut ended = done.take();
                 assert_eq!(ended.len(), 1, "{size} {what} {at}");
                 let status = ended.pop().unwrap();
                 let ok = status.error.is_none();
@@ -126,7 +126,7 @@ fn a_message_that_is_being_copied_when_its_peer_goes_ends_once() {
 fn a_message_that_is_being_copied_when_its_deadline_passes_ends_once() {
     let _watchdog = Watchdog::over("a deadline");
     for size in [20_000, (1 << 20) + 1, 3 << 20] {
-        let (play, over) = (Play::new(), Sink::keeping());
+        let (play, done) = (Play::new(), Sink::keeping());
         let (span, runtime) = (Duration::from_millis(300), once(&play));
         let until = Instant::now() + span + Duration::from_millis(50);
         reads(&play, move |_| {
@@ -141,17 +141,17 @@ fn a_message_that_is_being_copied_when_its_deadline_passes_ends_once() {
         });
         let region = Region::host(size);
         let buffer = region.downgrade();
-        let mut recv = play.runtime().post_recv(Rank(1), region.whole(), Tag(1)).comp(&over);
+        let mut recv = play.runtime().post_recv(Rank(1), region.whole(), Tag(1)).comp(&done);
         recv = recv.deadline(span);
         assert!(recv.try_submit().unwrap().is_posted());
         drop(recv);
         drop(region);
         play.peer.offers((5, 1), size, 0x1000);
-        play.until(|| over.count() > 0);
+        play.until(|| done.count() > 0);
         for _ in 0..10 {
             step(&play.ranks);
         }
-        let ended = over.take();
+        let ended = done.take();
         assert_eq!(ended.len(), 1, "{size}");
         drop(ended);
         assert!(play.runtime().pending().operations.is_empty(), "{size}");
@@ -178,7 +178,7 @@ fn the_buffer_of_a_message_that_its_sender_writes_stays_when_the_sender_goes() {
     const LARGE: usize = 256 << 10;
     let _watchdog = Watchdog::over("a sender that helps and goes");
     for (may_copy, early) in [(true, true), (true, false), (false, true), (false, false)] {
-        let (play, over) = (Play::new(), Sink::keeping());
+        let (play, done) = (Play::new(), Sink::keeping());
         play.peer.may_copy.store(may_copy, Ordering::SeqCst);
         let splits = Arc::new(Splitting(Split::new()));
         assert!(play.peer.splits.set(splits.clone()).is_ok());
@@ -202,18 +202,18 @@ fn the_buffer_of_a_message_that_its_sender_writes_stays_when_the_sender_goes() {
         });
         let region = Region::host(LARGE);
         let buffer = region.downgrade();
-        let mut recv = play.runtime().post_recv(Rank(1), region.whole(), Tag(1)).comp(&over);
+        let mut recv = play.runtime().post_recv(Rank(1), region.whole(), Tag(1)).comp(&done);
         assert!(recv.try_submit().unwrap().is_posted());
         drop(region);
         play.peer.offers((5, 1), LARGE, 0x1000);
         if !early {
             play.until(|| piece.lock().is_some());
             step(&play.ranks);
-            assert_eq!(over.count(), 0, "its sender writes");
+            assert_eq!(done.count(), 0, "its sender writes");
             play.peer.goes();
         }
-        play.until(|| over.count() > 0);
-        let mut ended = over.take();
+        play.until(|| done.count() > 0);
+        let mut ended = done.take();
         assert_eq!(ended.len(), 1);
         let status = ended.pop().unwrap();
         assert!(piece.lock().is_some(), "it has not begun");
@@ -229,7 +229,7 @@ fn the_buffer_of_a_message_that_its_sender_writes_stays_when_the_sender_goes() {
 fn messages_that_two_threads_find_alone_both_end() {
     let _watchdog = Watchdog::over("two threads");
     for size in [20_000, 3 << 20] {
-        let (play, over) = (Play::new(), Sink::keeping());
+        let (play, done) = (Play::new(), Sink::keeping());
         let (runtime, peer) = (once(&play), Arc::downgrade(&play.peer));
         reads(&play, move |_| {
             if let Some(runtime) = runtime() {
@@ -243,10 +243,10 @@ fn messages_that_two_threads_find_alone_both_end() {
             }
             Ok(())
         });
-        (1..4).for_each(|tag| receives(&play, size, tag, &over));
+        (1..4).for_each(|tag| receives(&play, size, tag, &done));
         play.peer.offers((5, 1), size, 0x1000);
-        play.until(|| over.count() == 3);
-        for status in over.take() {
+        play.until(|| done.count() == 3);
+        for status in done.take() {
             assert_eq!(status.ok().unwrap().bytes().unwrap(), vec![7; size]);
         }
         let mut told: Vec<_> = play.peer.took(FIN).iter().map(|fin| fin.header[1]).collect();
@@ -258,12 +258,12 @@ fn messages_that_two_threads_find_alone_both_end() {
 #[test]
 fn a_handler_of_a_message_that_came_alone_receives_another_that_waits() {
     let _watchdog = Watchdog::over("a receive in a handler");
-    let (play, over) = (Play::new(), Arc::new(Sink::keeping()));
+    let (play, done) = (Play::new(), Arc::new(Sink::keeping()));
     reads(&play, |_| Ok(()));
     play.peer.offers((6, 2), 50_000, 0x1000);
     play.until(|| play.peer.coming.lock().is_empty());
     step(&play.ranks);
-    let (runtime, sink) = (once(&play), over.clone());
+    let (runtime, sink) = (once(&play), done.clone());
     let handler = carrack::Handler::new(move |status: carrack::Status| {
         assert!(status.error.is_none());
         if let Some(runtime) = runtime() {
@@ -274,20 +274,20 @@ fn a_handler_of_a_message_that_came_alone_receives_another_that_waits() {
     let mut recv = play.runtime().post_recv(Rank(1), vec![0; 50_000], Tag(1)).comp(&handler);
     assert!(recv.try_submit().unwrap().is_posted());
     play.peer.offers((5, 1), 50_000, 0x1000);
-    play.until(|| over.count() == 1);
-    assert_eq!(over.take().pop().unwrap().ok().unwrap().bytes().unwrap(), vec![7; 50_000]);
+    play.until(|| done.count() == 1);
+    assert_eq!(done.take().pop().unwrap().ok().unwrap().bytes().unwrap(), vec![7; 50_000]);
 }
 
 #[test]
 fn a_message_that_the_kernel_refuses_to_copy_at_once_comes_in_fragments() {
     let _watchdog = Watchdog::over("a refusal");
-    let (play, over) = (Play::new(), Sink::keeping());
+    let (play, done) = (Play::new(), Sink::keeping());
     reads(&play, |number| {
         assert_eq!(number, 0, "it is asked again");
         Err(PeerMemoryError::Refused("EPERM".into()))
     });
     for (tx, size) in [(5, 8000), (6, 8000)] {
-        receives(&play, size, tx, &over);
+        receives(&play, size, tx, &done);
         play.peer.offers((tx, tx), size, 0x1000);
         play.until(|| play.peer.has_taken(CTS));
         let rx = play.peer.took_one(CTS).word(0);
@@ -295,8 +295,8 @@ fn a_message_that_the_kernel_refuses_to_copy_at_once_comes_in_fragments() {
             let header = Header([FRAGMENT | (at as u64) << 8, rx]);
             play.peer.brings(Event::arrived(PEER, header, Payload::Aside(vec![3; 4000])));
         }
-        play.until(|| over.count() == 1);
-        assert_eq!(over.take().pop().unwrap().ok().unwrap().bytes().unwrap(), vec![3; size]);
+        play.until(|| done.count() == 1);
+        assert_eq!(done.take().pop().unwrap().ok().unwrap().bytes().unwrap(), vec![3; size]);
         assert!(play.runtime().pending().operations.is_empty());
     }
 }

@@ -56,7 +56,7 @@ const PLACES: [Place; 9] = [
         counts: true,
         ends: &[Late, Down, Closed],
         begin: |scene| {
-            let flush = scene.runtime().post_flush(Rank(1)).after(&never()).comp(&scene.over);
+            let flush = scene.runtime().post_flush(Rank(1)).after(&never()).comp(&scene.done);
             flush.deadline(scene.deadline).submit().unwrap();
         },
     },
@@ -99,7 +99,7 @@ const PLACES: [Place; 9] = [
             let pool = PacketPool::new(Arc::new(pool), 4096, 4);
             scene.device = scene.runtime().device().packet_pool(&pool).build().unwrap();
             // The first name that a runtime gives.
-            scene.runtime().register_comp(&scene.over).unwrap();
+            scene.runtime().register_comp(&scene.done).unwrap();
             scene.play.peer.sends([AM | 1 << 32, 5], &[7]);
             scene.runtime().progress_device(&scene.device).unwrap();
         },
@@ -143,7 +143,7 @@ impl EventState for NotYet {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        unreachable!("nobody waits for it")
+        unreachable!("no caller waits for it")
     }
 }
 
@@ -157,7 +157,7 @@ struct Scene {
     held: Held,
     play: Play,
     device: Device,
-    over: Sink,
+    done: Sink,
     gate: Gated,
     deadline: Duration,
 }
@@ -167,12 +167,12 @@ impl Scene {
         let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
         let gpus = Arc::new(driver.clone());
         let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
-        let over = Sink::keeping();
+        let done = Sink::keeping();
         let gate =
-            Arc::new(Gate { is_shut: AtomicBool::new(false), sink: over.as_completion().clone() });
+            Arc::new(Gate { is_shut: AtomicBool::new(false), sink: done.as_completion().clone() });
         let (held, device) =
             (driver.faults().hold_copies(), play.runtime().default_device().clone());
-        Self { held, device, over, gate: Gated(gate.clone(), gate), deadline, driver, play }
+        Self { held, device, done, gate: Gated(gate.clone(), gate), deadline, driver, play }
     }
 
     fn runtime(&self) -> &Runtime {
@@ -233,19 +233,19 @@ fn whatever_waits_is_listed_and_counted_and_ends_once_for_the_first_reason() {
             scene.play.peer.goes();
         }
         if why != Closed && place.ends.contains(&why) {
-            until_with_errors(&scene.play.ranks, || scene.over.count() > 0);
+            until_with_errors(&scene.play.ranks, || scene.done.count() > 0);
         } else {
             scene.go_on();
         }
-        let ended = scene.over.take();
+        let ended = scene.done.take();
         assert_eq!(ended.len(), usize::from(why != Closed && place.ends.contains(&why)), "{what}");
         ended.iter().for_each(|status| assert_ended_by(why, status));
-        let Scene { held, play, over, gate, device, .. } = scene;
+        let Scene { held, play, done, gate, device, .. } = scene;
         gate.0.is_shut.store(false, Ordering::SeqCst);
         // What an engine is at ends before its runtime, but is not looked at.
         drop(held);
         drop((play, device));
-        let left = over.take();
+        let left = done.take();
         assert_eq!(ended.len() + left.len(), 1, "{what}: {why:?}");
         left.iter().for_each(|status| assert_ended_by(Closed, status));
     }
@@ -275,7 +275,7 @@ fn a_member_of_a_group_is_listed_and_looks_up_at_deadlines_and_at_the_end_of_a_r
     scene.go_on();
     let before = woken.0.load(Ordering::SeqCst);
     scene.receive(vec![0; 8].into(), None);
-    until(&scene.play.ranks, || scene.over.count() > 0);
+    until(&scene.play.ranks, || scene.done.count() > 0);
     assert!(woken.0.load(Ordering::SeqCst) > before, "a deadline has passed");
     assert!(poll().is_pending());
     scene.go_on();

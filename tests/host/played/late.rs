@@ -63,7 +63,7 @@ impl PeerMemory for Helping {
     }
 
     fn write(&self, _: u64, _: MemRef<'_>) -> Result<(), PeerMemoryError> {
-        panic!("nobody asks this rank for help")
+        panic!("no peer asks this rank for help")
     }
 }
 
@@ -80,7 +80,7 @@ impl Late {
     }
 
     fn within(span: u64) -> Option<Self> {
-        let (play, over) = (Play::new(), Sink::keeping());
+        let (play, done) = (Play::new(), Sink::keeping());
         let splits = Arc::new(Splitting(Split::new()));
         let memory = Arc::new(Helping {
             peer: Arc::downgrade(&play.peer),
@@ -92,18 +92,18 @@ impl Late {
         );
         let region = Region::host(LARGE);
         let buffer = region.downgrade();
-        let recv = play.runtime().post_recv(Rank(1), region.whole(), Tag(1)).comp(&over);
+        let recv = play.runtime().post_recv(Rank(1), region.whole(), Tag(1)).comp(&done);
         let posted = recv.deadline(Duration::from_millis(span)).try_submit();
         assert!(posted.unwrap().is_posted());
         drop(region);
         play.peer.offers((5, 1), LARGE, 0x1000);
-        play.until(|| over.count() > 0);
-        is_late(&over.take().pop().unwrap());
+        play.until(|| done.count() > 0);
+        is_late(&done.take().pop().unwrap());
         let has_begun = memory.piece.lock().is_some();
         has_begun.then_some(Self { play, memory, buffer })
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.play.runtime().pending().operations.is_empty()
     }
 }
@@ -118,9 +118,9 @@ fn is_late(status: &Status) {
 fn the_buffer_of_a_late_receive_is_freed_when_its_sender_is_done_with_it() {
     let _watchdog = Watchdog::over("a late receive");
     let late = Late::new();
-    assert!(!late.is_over() && !late.buffer.is_gone(), "its sender writes");
+    assert!(!late.has_ended() && !late.buffer.is_gone(), "its sender writes");
     late.memory.splits.0.note_written(late.memory.piece.lock().unwrap());
-    late.play.until(|| late.is_over());
+    late.play.until(|| late.has_ended());
     assert!(late.buffer.is_gone());
     assert!(late.play.peer.has_taken(FIN), "its sender is told");
 }
@@ -132,7 +132,7 @@ fn the_buffer_of_a_late_receive_stays_while_its_sender_may_write_to_it() {
         let late = Late::new();
         late.play.peer.may_copy.store(may_copy, Ordering::SeqCst);
         late.play.peer.goes();
-        late.play.until(|| late.is_over());
+        late.play.until(|| late.has_ended());
         assert_eq!(late.buffer.is_gone(), !may_copy, "{may_copy}");
     }
 }
@@ -160,12 +160,12 @@ fn pass(runtime: &Runtime, until: Instant) {
 
 /// The thread that sends a message's fragments hears of its deadline from another thread.
 #[test]
-fn a_peer_is_silent_if_a_message_to_it_is_late_whoever_ends_that() {
+fn a_peer_is_silent_if_a_message_to_it_is_late_whichever_thread_ends_that() {
     let _watchdog = Watchdog::over("a message that is late");
     let within = |span: u64| {
-        let (play, over, span) = (Play::new(), Sink::keeping(), Duration::from_millis(span));
+        let (play, done, span) = (Play::new(), Sink::keeping(), Duration::from_millis(span));
         let until = Instant::now() + span;
-        let mut send = play.runtime().post_send(Rank(1), vec![7; 100_000], Tag(1)).comp(&over);
+        let mut send = play.runtime().post_send(Rank(1), vec![7; 100_000], Tag(1)).comp(&done);
         send = send.deadline(span);
         assert!(send.try_submit().unwrap().is_posted());
         let tx = play.peer.took_one(RTS_SEND).word(1);
@@ -180,8 +180,8 @@ fn a_peer_is_silent_if_a_message_to_it_is_late_whoever_ends_that() {
             Ok(Submit::Busy(Busy::Full))
         });
         play.peer.sends([CTS, tx], &[42, 100_000]);
-        play.until(|| over.count() > 0);
-        is_late(&over.take().pop().unwrap());
+        play.until(|| done.count() > 0);
+        is_late(&done.take().pop().unwrap());
         assert_eq!(play.runtime().peer_state(Rank(1)), PeerState::Suspect);
         was_in_time.load(Ordering::SeqCst)
     };
@@ -190,15 +190,15 @@ fn a_peer_is_silent_if_a_message_to_it_is_late_whoever_ends_that() {
 
 /// The thread that prepares a buffer for the peer's NIC hears of the deadline from another thread.
 #[test]
-fn a_peer_is_silent_if_a_receive_from_it_is_late_whoever_ends_that() {
+fn a_peer_is_silent_if_a_receive_from_it_is_late_whichever_thread_ends_that() {
     let _watchdog = Watchdog::over("a receive that is late");
     let within = |span: u64| {
         let peer = Arc::<Peer>::default();
         peer.exposes(|buffer| Err(("not yet".into(), buffer)));
         let play = Play::with(peer, |builder| builder);
-        let (over, span) = (Sink::keeping(), Duration::from_millis(span));
+        let (done, span) = (Sink::keeping(), Duration::from_millis(span));
         let until = Instant::now() + span;
-        let recv = play.runtime().post_recv(Rank(1), vec![0; 100_000], Tag(1)).comp(&over);
+        let recv = play.runtime().post_recv(Rank(1), vec![0; 100_000], Tag(1)).comp(&done);
         assert!(recv.deadline(span).try_submit().unwrap().is_posted());
         let (runtime, was_in_time) = (play.runtime().clone(), Arc::new(AtomicBool::new(false)));
         let in_time = was_in_time.clone();
@@ -208,8 +208,8 @@ fn a_peer_is_silent_if_a_receive_from_it_is_late_whoever_ends_that() {
             Err(("it takes no buffer".into(), buffer))
         });
         play.peer.offers((5, 1), 100_000, 0);
-        play.until(|| over.count() > 0);
-        is_late(&over.take().pop().unwrap());
+        play.until(|| done.count() > 0);
+        is_late(&done.take().pop().unwrap());
         let is_suspect = play.runtime().peer_state(Rank(1)) == PeerState::Suspect;
         let was_in_time = was_in_time.load(Ordering::SeqCst);
         assert!(is_suspect || !was_in_time, "it missed its deadline");
@@ -239,7 +239,7 @@ impl EventState for Slow {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        unreachable!("nobody waits for it")
+        unreachable!("no caller waits for it")
     }
 }
 
@@ -247,17 +247,17 @@ impl EventState for Slow {
 fn a_peer_is_silent_if_a_receive_is_late_when_its_event_has_fired() {
     let _watchdog = Watchdog::over("a receive that begins late");
     let within = |span: u64| {
-        let (play, over, span) = (Play::new(), Sink::keeping(), Duration::from_millis(span));
+        let (play, done, span) = (Play::new(), Sink::keeping(), Duration::from_millis(span));
         let (has_fired, was_asked) = (AtomicBool::new(false), AtomicBool::new(false));
         // By the clock of the deadline, which begins later.
         let until = Instant::now() + span + Duration::from_millis(1);
         let slow = Arc::new(Slow { has_fired, was_asked, until });
-        let recv = play.runtime().post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over);
+        let recv = play.runtime().post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&done);
         let posted = recv.after(&Event::new(slow.clone())).deadline(span).try_submit();
         assert!(posted.unwrap().is_posted());
         slow.has_fired.store(true, Ordering::SeqCst);
-        play.until(|| over.count() > 0);
-        is_late(&over.take().pop().unwrap());
+        play.until(|| done.count() > 0);
+        is_late(&done.take().pop().unwrap());
         assert_eq!(play.runtime().peer_state(Rank(1)), PeerState::Suspect);
         // By the receive itself, which was to begin.
         slow.was_asked.load(Ordering::SeqCst)

@@ -298,7 +298,7 @@ impl Link for PlayedLink {
     }
 
     fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
-        self.0.memory.get().cloned().ok_or_else(|| "nobody reaches it".into())
+        self.0.memory.get().cloned().ok_or_else(|| "no peer reaches it".into())
     }
 
     fn splits(&self) -> Option<Arc<dyn Splits>> {

@@ -19,7 +19,7 @@ const FULL: Result<Submit, SubmitError> = Ok(Submit::Busy(Busy::Full));
 #[test]
 fn an_offer_that_was_not_taken_ends_though_another_thread_is_at_it() {
     let _watchdog = Watchdog::over("an offer that was not taken");
-    let (play, over) = (Play::new(), Sink::keeping());
+    let (play, done) = (Play::new(), Sink::keeping());
     let ((at_it, is_at_it), (go, may_go)) = (channel(), channel());
     let (is_at_it, may_go) = (Mutex::new(is_at_it), Mutex::new(may_go));
     let (other, went) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
@@ -45,32 +45,32 @@ fn an_offer_that_was_not_taken_ends_though_another_thread_is_at_it() {
         }
         FULL
     });
-    let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&over);
+    let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&done);
     assert!(send.try_submit().unwrap().is_posted());
     go.send(()).unwrap();
     other.lock().take().unwrap().join().unwrap();
     let pending = play.runtime().pending().operations;
     assert!(pending.is_empty(), "kept for ever: {pending:?}");
-    let status = over.take().pop().expect("it has ended");
+    let status = done.take().pop().expect("it has ended");
     assert!(matches!(status.error.as_deref(), Some(OpError::Refused)), "{status:?}");
 }
 
 #[test]
 fn a_receiver_hears_of_all_fragments_that_went_before_a_links_error() {
     let _watchdog = Watchdog::over("a link's error");
-    let (play, over, fragments) = (Play::new(), Sink::keeping(), AtomicUsize::new(0));
+    let (play, done, fragments) = (Play::new(), Sink::keeping(), AtomicUsize::new(0));
     play.peer.takes(move |message| match message.kind() {
         FRAGMENT if fragments.fetch_add(1, Ordering::SeqCst) > 0 => {
             Err(SubmitError::Lacking("this link takes one fragment".into()))
         }
         _ => Ok(Submit::Done),
     });
-    let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&over);
+    let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&done);
     assert!(send.try_submit().unwrap().is_posted());
     let tx = play.peer.took_one(RTS_SEND).word(1);
     play.peer.sends([CTS, tx], &[RX, LONG as u64]);
-    play.until(|| over.count() > 0);
-    let error = over.take().pop().unwrap().error.unwrap();
+    play.until(|| done.count() > 0);
+    let error = done.take().pop().unwrap().error.unwrap();
     assert!(matches!(*error, OpError::Link { .. }), "{error}");
     let taken = std::mem::take(&mut *play.peer.taken.lock());
     let [fragment, fin] = &taken[..] else { panic!("{} messages", taken.len()) };
@@ -97,10 +97,10 @@ fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
     let _watchdog = Watchdog::over("late news");
     let peer = Arc::<Peer>::default();
     peer.exposes(|buffer| Ok(Box::new(Window(buffer))));
-    let (play, over, next) =
+    let (play, done, next) =
         (Play::with(peer, |builder| builder), Sink::keeping(), Sink::keeping());
     let recv =
-        play.runtime().post_recv(Rank(1), vec![0; 64 << 10], Tag(1)).comp(&over).try_submit();
+        play.runtime().post_recv(Rank(1), vec![0; 64 << 10], Tag(1)).comp(&done).try_submit();
     assert!(recv.unwrap().is_posted());
     play.peer.offers((5, 1), 64 << 10, 0);
     play.until(|| play.peer.has_taken(CTS_WRITE));
@@ -116,7 +116,7 @@ fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
     let status = next.take().pop().unwrap();
     assert_eq!(status.ok().expect("the peer is as it was").value(), Some(99_u64));
     assert_eq!(play.runtime().peer_state(Rank(1)), PeerState::Up);
-    let error = over.take().pop().unwrap().error.unwrap();
+    let error = done.take().pop().unwrap().error.unwrap();
     assert!(matches!(*error, OpError::Refused), "{error}");
     let is_stray = |error: &ProgressError| error.to_string().contains("answers an offer");
     assert!(!errors.is_empty() && errors.iter().all(is_stray), "{errors:?}");
@@ -128,7 +128,7 @@ fn a_message_that_breaks_off_while_an_engine_reads_it_is_ended_once() {
     let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
     let gpus = Arc::new(driver.clone());
     let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
-    let (over, tried) = (Sink::keeping(), Arc::new(AtomicBool::new(false)));
+    let (done, tried) = (Sink::keeping(), Arc::new(AtomicBool::new(false)));
     let breaks = Arc::new(AtomicBool::new(false));
     let (has_tried, is_broken) = (tried.clone(), breaks.clone());
     play.peer.takes(move |message| match message.kind() {
@@ -142,7 +142,7 @@ fn a_message_that_breaks_off_while_an_engine_reads_it_is_ended_once() {
         _ => Ok(Submit::Done),
     });
     let bytes = driver.gpu(0).unwrap().allocate(2 * BLOCK, Flavour::Plain).unwrap();
-    let mut send = play.runtime().post_send(Rank(1), bytes.whole(), Tag(1)).comp(&over);
+    let mut send = play.runtime().post_send(Rank(1), bytes.whole(), Tag(1)).comp(&done);
     assert!(send.try_submit().unwrap().is_posted());
     let tx = play.peer.took_one(RTS_SEND).word(1);
     // The first block is copied, and waits; the engine is at the second when the link fails.
@@ -154,10 +154,10 @@ fn a_message_that_breaks_off_while_an_engine_reads_it_is_ended_once() {
     breaks.store(true, Ordering::SeqCst);
     play.until(|| play.peer.has_taken(FIN));
     play.runtime().progress().unwrap();
-    assert_eq!(over.count(), 0, "the engine has the buffer");
+    assert_eq!(done.count(), 0, "the engine has the buffer");
     drop(held);
-    play.until(|| over.count() > 0);
-    let status = over.take().pop().unwrap();
+    play.until(|| done.count() > 0);
+    let status = done.take().pop().unwrap();
     assert!(matches!(status.error.as_deref(), Some(OpError::Link { .. })), "{status:?}");
     assert_eq!(status.buffer.len(), 2 * BLOCK, "it comes back");
     let fin = play.peer.took_one(FIN);
@@ -170,7 +170,7 @@ fn a_message_whose_engine_has_its_bytes_gets_them_back_if_it_was_not_offered() {
     let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
     let gpus = Arc::new(driver.clone());
     let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
-    let (over, peer, runtime) = (Sink::keeping(), play.peer.clone(), play.runtime().clone());
+    let (done, peer, runtime) = (Sink::keeping(), play.peer.clone(), play.runtime().clone());
     let offers = AtomicUsize::new(0);
     play.peer.takes(move |message| match message.kind() {
         RTS_SEND if offers.fetch_add(1, Ordering::SeqCst) == 0 => {
@@ -182,14 +182,14 @@ fn a_message_whose_engine_has_its_bytes_gets_them_back_if_it_was_not_offered() {
         _ => Ok(Submit::Done),
     });
     let bytes = driver.gpu(0).unwrap().allocate(2 * BLOCK, Flavour::Plain).unwrap();
-    let mut send = play.runtime().post_send(Rank(1), bytes.whole(), Tag(1)).comp(&over);
+    let mut send = play.runtime().post_send(Rank(1), bytes.whole(), Tag(1)).comp(&done);
     assert!(send.try_submit().unwrap().is_retry());
     assert!(send.try_submit().unwrap().is_posted());
     let rts = play.peer.took_one(RTS_SEND);
     assert_eq!(rts.word(0), 2 * BLOCK as u64, "it is the same message");
     play.peer.sends([FIN, rts.word(1)], &[0, 0, 0]);
-    play.until(|| over.count() > 0);
-    let status = over.take().pop().unwrap();
+    play.until(|| done.count() > 0);
+    let status = done.take().pop().unwrap();
     assert!(status.error.is_none() && status.buffer.len() == 2 * BLOCK, "{status:?}");
 }
 
@@ -199,9 +199,9 @@ fn the_end_of_a_peer_is_not_forgotten_for_a_verdict_that_comes_after_it() {
     let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
     let gpus = Arc::new(driver.clone());
     let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
-    let over = Sink::keeping();
+    let done = Sink::keeping();
     let place = driver.gpu(0).unwrap().allocate(2 * BLOCK, Flavour::Plain).unwrap();
-    let recv = play.runtime().post_recv(Rank(1), place.whole(), Tag(1)).comp(&over).try_submit();
+    let recv = play.runtime().post_recv(Rank(1), place.whole(), Tag(1)).comp(&done).try_submit();
     assert!(recv.unwrap().is_posted());
     play.peer.offers((5, 1), 2 * BLOCK, 0);
     play.until(|| play.peer.has_taken(CTS));
@@ -218,10 +218,10 @@ fn the_end_of_a_peer_is_not_forgotten_for_a_verdict_that_comes_after_it() {
     play.peer.goes();
     play.peer.sends([FIN, rx], &[BROKEN, 2 * BLOCK as u64, 0]);
     play.until(|| play.peer.coming.lock().is_empty());
-    assert_eq!(over.count(), 0, "the engine has the buffer");
+    assert_eq!(done.count(), 0, "the engine has the buffer");
     drop(held);
-    play.until(|| over.count() > 0);
-    let error = over.take().pop().unwrap().error.unwrap();
+    play.until(|| done.count() > 0);
+    let error = done.take().pop().unwrap().error.unwrap();
     assert!(matches!(*error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
     let pending = play.runtime().pending().operations;
     assert!(pending.is_empty(), "it waits for what will not come: {pending:?}");

@@ -152,7 +152,7 @@ pub fn holds(buffer: &Buffer, len: usize, salt: u64) {
 }
 
 /// Submits an operation and waits for its end.
-pub fn over(
+pub fn completed(
     runtime: &Runtime,
     submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>,
 ) -> Result<Status, PostError> {
@@ -169,7 +169,7 @@ pub fn send(
     buffer: impl Into<Buffer>,
     tag: Tag,
 ) -> Result<Status, PostError> {
-    over(runtime, |done| runtime.post_send(to, buffer.into(), tag).comp(done).submit())
+    completed(runtime, |done| runtime.post_send(to, buffer.into(), tag).comp(done).submit())
 }
 
 /// Receives, and waits for the message.
@@ -179,7 +179,7 @@ pub fn receive(
     buffer: impl Into<Buffer>,
     tag: Tag,
 ) -> Result<Status, PostError> {
-    over(runtime, |done| runtime.post_recv(from, buffer, tag).comp(done).submit())
+    completed(runtime, |done| runtime.post_recv(from, buffer, tag).comp(done).submit())
 }
 
 /// Path of an operation on another rank's memory.
@@ -204,7 +204,7 @@ impl Went {
 /// Puts a buffer, by the engine where that is possible.
 pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &RemoteKey, at: u64) -> Went {
     let call = |path: Option<&'static str>| {
-        over(runtime, |done| {
+        completed(runtime, |done| {
             let mut post = runtime.post_put(rmr.owner(), make(), rmr, at).comp(done);
             if let Some(path) = path {
                 post = post.require(path);
@@ -223,7 +223,7 @@ pub fn get(
     at: u64,
 ) -> (Went, Buffer) {
     let call = |path: Option<&'static str>| {
-        over(runtime, |done| {
+        completed(runtime, |done| {
             let mut post = runtime.post_get(rmr.owner(), make(), rmr, at).comp(done);
             if let Some(path) = path {
                 post = post.require(path);

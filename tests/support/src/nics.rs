@@ -92,7 +92,7 @@ pub struct Way {
     /// ways end together.
     pub down: Option<DownCause>,
     /// `true` if the receiver has released the connection. Messages in flight may still come.
-    let_go: bool,
+    is_released: bool,
 }
 
 /// Event of a rank that is not part of this ground.
@@ -171,7 +171,12 @@ impl Ground {
         let link =
             self.sides[from].device.connect(&self.sides[to].device.address(), PeerId(to as u32))?;
         let way = self.ways.get_mut(&(from, to)).unwrap();
-        *way = Way { link: Some(link), turn: way.turn + 1, let_go: way.let_go, ..Way::default() };
+        *way = Way {
+            link: Some(link),
+            turn: way.turn + 1,
+            is_released: way.is_released,
+            ..Way::default()
+        };
         Ok(())
     }
 
@@ -183,10 +188,12 @@ impl Ground {
     }
 
     /// Has one rank release its link to the other, which still sends and hears of it.
-    pub fn let_go(&mut self, one: usize, of: usize) {
+    pub fn release(&mut self, one: usize, of: usize) {
         self.way(one, of).link = None;
-        self.way(of, one).let_go = true;
-        self.talk_until("it has let go", |ground| ground.ways[&(of, one)].down.is_some());
+        self.way(of, one).is_released = true;
+        self.talk_until("it has released the link", |ground| {
+            ground.ways[&(of, one)].down.is_some()
+        });
     }
 
     fn way(&mut self, from: usize, to: usize) -> &mut Way {
@@ -208,7 +215,7 @@ impl Ground {
                     }
                     Event::Arrived { from, header: Header([number, turn]), payload, .. } => {
                         let way = self.way(from.0 as usize, at);
-                        if way.let_go && turn < way.turn {
+                        if way.is_released && turn < way.turn {
                             continue;
                         }
                         assert_eq!((turn, number), (way.turn, way.got), "from {from} to {at}");
@@ -352,13 +359,13 @@ impl Ground {
         for (goes, stays) in [(one, other), (other, one)] {
             let is_up = |way: &Way| way.link.is_some() && way.down.is_none();
             if is_up(&self.ways[&(goes, stays)]) && self.ways[&(stays, goes)].down.is_none() {
-                self.let_go(goes, stays);
+                self.release(goes, stays);
                 break;
             }
         }
         for pair in [(one, other), (other, one)] {
             let way = self.ways.get_mut(&pair).unwrap();
-            (way.link, way.let_go) = (None, true);
+            (way.link, way.is_released) = (None, true);
         }
         self.settle();
         for pair in [(one, other), (other, one)] {
@@ -371,7 +378,7 @@ impl Ground {
     pub fn end_in_silence(&mut self, one: usize, other: usize) {
         self.settle();
         self.way(one, other).link = None;
-        self.way(other, one).let_go = true;
+        self.way(other, one).is_released = true;
         let start = Instant::now();
         while self.ways[&(other, one)].down.is_none() {
             self.step();

@@ -43,7 +43,7 @@ const SOON: Duration = Duration::from_secs(20);
 pub struct Nodes {
     nodes: children::Nodes,
     weather: Arc<Mutex<Weather>>,
-    is_over: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
     switch: Option<JoinHandle<()>>,
 }
 
@@ -63,10 +63,10 @@ impl Nodes {
             nodes.set_up(node)?;
             taps.push(tap);
         }
-        let (weather, is_over) = <(Arc<Mutex<Weather>>, Arc<AtomicBool>)>::default();
-        let (now, until) = (weather.clone(), is_over.clone());
+        let (weather, has_ended) = <(Arc<Mutex<Weather>>, Arc<AtomicBool>)>::default();
+        let (now, until) = (weather.clone(), has_ended.clone());
         let switch = Some(std::thread::spawn(move || switch(&taps, &now, &until)));
-        Ok(Self { nodes, weather, is_over, switch })
+        Ok(Self { nodes, weather, has_ended, switch })
     }
 
     /// Returns the words before a program that runs on a node.
@@ -108,7 +108,7 @@ impl Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.has_ended.store(true, Ordering::Relaxed);
         let _ = self.switch.take().map(JoinHandle::join);
     }
 }
@@ -132,13 +132,13 @@ fn tap() -> io::Result<(File, String)> {
     Ok((file, name.map(|byte| char::from(byte.cast_unsigned())).collect()))
 }
 
-/// Carries frames until `is_over`.
-fn switch(taps: &[File], weather: &Mutex<Weather>, is_over: &AtomicBool) {
+/// Carries frames until `has_ended`.
+fn switch(taps: &[File], weather: &Mutex<Weather>, has_ended: &AtomicBool) {
     let mut rng = rng();
     let mut later = BinaryHeap::new();
     let mut number = 0_u64;
     let mut frame = vec![0; 70_000];
-    while !is_over.load(Ordering::Relaxed) {
+    while !has_ended.load(Ordering::Relaxed) {
         let longest = Duration::from_millis(20);
         let due =
             later.peek().map(|Reverse((due, ..)): &Reverse<(Instant, u64, usize, Vec<u8>)>| {

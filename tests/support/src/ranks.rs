@@ -202,7 +202,7 @@ impl Ranks {
 
     /// Checks that all ranks succeed except one, which is killed.
     #[track_caller]
-    pub fn succeed_but_for(self, victim: Rank) {
+    pub fn succeed_except(self, victim: Rank) {
         use std::os::unix::process::ExitStatusExt;
         for (rank, status) in self.end_in_roles().iter().enumerate() {
             if rank == victim.0 as usize {

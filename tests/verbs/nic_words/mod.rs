@@ -3,12 +3,12 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `beside` | ranks of one process, whose messages go through its queues |
+//! | `one_process` | ranks of one process, whose messages go through its queues |
 //! | `nodes` | processes, whose messages go through shared memory |
 
 use crate::support;
-mod beside;
 mod nodes;
+mod one_process;
 
 /// Plays the role of a rank that is a process. Without a role it does nothing.
 #[test]

@@ -73,9 +73,9 @@ fn adds(role: &Role) {
 }
 
 #[test]
-fn words_of_a_rank_that_dies_end_operations_and_harm_nobody_else() {
+fn words_of_a_rank_that_dies_end_operations_and_harm_no_other_rank() {
     let _watchdog = Watchdog::patient("an owner dies", Duration::from_secs(120));
-    start("dies").succeed_but_for(Rank(0));
+    start("dies").succeed_except(Rank(0));
 }
 
 fn dies(role: &Role) {
@@ -95,7 +95,7 @@ fn dies(role: &Role) {
     role.says("adding");
     // Until the killed rank's end is known: each begun operation ends, and none waits for ever.
     let (mut begun, ended) = (0, carrack::CompQueue::new(1 << 14));
-    let mut over = 0;
+    let mut done = 0;
     let heard = |status: carrack::Status| match status.error.as_deref() {
         None | Some(OpError::PeerDown { rank: Rank(0), .. }) => 1,
         Some(OpError::Begin(error))
@@ -116,14 +116,14 @@ fn dies(role: &Role) {
         }
         let _ = runtime.progress();
         while let Some(status) = ended.pop() {
-            over += heard(status);
+            done += heard(status);
         }
     }
     until(std::slice::from_ref(&runtime), || {
         while let Some(status) = ended.pop() {
-            over += heard(status);
+            done += heard(status);
         }
-        over == begun
+        done == begun
     });
     // Those that are left go on, by the NIC and by themselves.
     let other = RemoteKey::from_bytes(&role.told("words", 3 - role.rank)).unwrap();

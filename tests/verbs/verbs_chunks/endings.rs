@@ -93,7 +93,7 @@ fn a_nic_that_is_taken_out_ends_both_sides_with_their_buffers() {
 }
 
 #[test]
-fn a_receive_whose_time_is_over_ends_and_its_sender_comes_to_an_end_all_the_same() {
+fn a_receive_past_its_deadline_ends_and_its_sender_comes_to_an_end_all_the_same() {
     let _watchdog = Watchdog::over("a receive's deadline");
     // On a machine that is busy the deadline may pass before the message has met its receive.
     let met = [50, 500, 5000, 50_000].into_iter().any(|millis| {
@@ -126,7 +126,7 @@ fn a_receive_whose_time_is_over_ends_and_its_sender_comes_to_an_end_all_the_same
 }
 
 #[test]
-fn a_send_whose_time_is_over_ends_and_its_bytes_arrive_all_the_same() {
+fn a_send_past_its_deadline_ends_and_its_bytes_arrive_all_the_same() {
     let _watchdog = Watchdog::over("a send's deadline");
     let ground = Ground::new();
     let (left, came) = (Sink::keeping(), Sink::keeping());

@@ -84,8 +84,8 @@ fn both_sides_register_a_chunk_at_a_time_and_never_more_than_two() {
 }
 
 #[test]
-fn two_chunks_are_under_way_at_once_and_the_third_waits_for_the_first() {
-    let _watchdog = Watchdog::over("chunks under way");
+fn two_chunks_are_in_flight_at_once_and_the_third_waits_for_the_first() {
+    let _watchdog = Watchdog::over("chunks in flight");
     let ground = Ground::new();
     let (size, bytes) = (5 * CHUNK, pattern(4, 5 * CHUNK));
     let before = ground.counters();

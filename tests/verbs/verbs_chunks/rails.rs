@@ -94,7 +94,7 @@ fn a_chunk_of_a_slow_nic_is_told_of_when_it_is_written_and_the_others_carry_the_
 
 #[test]
 fn what_is_no_longer_than_a_chunk_goes_over_the_first_nic_alone() {
-    let _watchdog = Watchdog::over("short messages beside several NICs");
+    let _watchdog = Watchdog::over("short messages with several NICs");
     let ground = connected([2, 2]);
     let before = ground.counters_of(1);
     for (seed, size) in (0..).zip([1, 5000, 40_000, CHUNK]) {

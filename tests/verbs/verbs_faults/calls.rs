@@ -116,11 +116,11 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
                             assert!(why.contains(text) && why.contains(&reason), "{what}: {why}");
                         }
                         Ok(()) => {
-                            let over = |ground: &Ground| {
+                            let ended = |ground: &Ground| {
                                 ground.ways[&(caller, called)].down.is_some()
                                     || ground.has_arrived(caller, called)
                             };
-                            ground.talk_until(&what, over);
+                            ground.talk_until(&what, ended);
                             if let Some(cause) = &ground.ways[&(caller, called)].down {
                                 let told = cause.to_string();
                                 assert!(

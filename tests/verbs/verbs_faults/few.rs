@@ -42,7 +42,7 @@ fn few_of_everything_cost_time_only() {
 /// Most messages are offered, so both ranks have their largest number of offers in flight nearly
 /// all the time.
 #[test]
-fn ranks_that_both_have_all_their_offers_under_way_do_not_wait_for_each_other() {
+fn ranks_that_both_have_all_their_offers_in_flight_do_not_wait_for_each_other() {
     works_with(
         "full of offers",
         &[&SMALL[..1], &["CARRACK_OFFERS=16", "CARRACK_UNEXPECTED=4096"]],

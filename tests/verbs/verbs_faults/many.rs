@@ -66,13 +66,13 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
         name = Some(rank.register_comp(&Handler::new(check)).unwrap());
     }
     let name = name.unwrap();
-    let over = Counter::new();
+    let done = Counter::new();
     let mut sent = 0;
     for rank in &ranks {
         let me = rank.rank().0;
         for to in [0, (me + 1) % RANKS, (me + RANKS - 1) % RANKS] {
             let bytes = pattern(u64::from(me) + u64::from(to), 100);
-            let mut am = rank.post_am(Rank(to), bytes, name).tag(Tag(to.into())).comp(&over);
+            let mut am = rank.post_am(Rank(to), bytes, name).tag(Tag(to.into())).comp(&done);
             am.submit().unwrap();
             sent += 1;
         }

@@ -83,7 +83,7 @@ fn links_that_go_while_the_peer_sends_leave_no_receive_behind() {
         for _ in 0..12 {
             ground.talk();
         }
-        ground.let_go(0, 1);
+        ground.release(0, 1);
         ground.connect_again(0, 1);
         ground.all_go_on(1);
     }

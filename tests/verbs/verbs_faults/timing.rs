@@ -41,14 +41,14 @@ fn queue_pairs_that_overtake_each_other_keep_each_one_s_order() {
     ground.all_go_on(500);
     // A link that goes and comes while the other queue pairs are late.
     for _ in 0..10 {
-        ground.let_go(0, 1);
+        ground.release(0, 1);
         ground.connect_again(0, 1);
         ground.all_go_on(5);
     }
 }
 
 #[test]
-fn a_queue_pair_that_stands_still_holds_up_nobody_else() {
+fn a_queue_pair_that_stands_still_holds_up_no_other() {
     let _watchdog = Watchdog::over("a queue pair stands still");
     let mut ground = Ground::default();
     // The numbers of queue pairs are handed out in turn; one of these is that to rank 1 or 2.

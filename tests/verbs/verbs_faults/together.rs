@@ -94,7 +94,7 @@ impl Pair {
 }
 
 #[test]
-fn a_hundred_messages_go_in_two_requests_and_nobody_has_to_poll() {
+fn a_hundred_messages_go_in_two_requests_and_their_sender_need_not_poll() {
     let _watchdog = Watchdog::over("requests");
     // The third request does not come: a buffer holds some sixty of them.
     for more in [true, false] {
@@ -213,7 +213,7 @@ fn nothing_waits_for_a_poller_that_sleeps() {
 }
 
 #[test]
-fn whoever_closes_has_sent_everything_before() {
+fn a_side_that_closes_has_sent_everything_before() {
     let _watchdog = Watchdog::over("closing");
     for closes in [false, true] {
         let mut pair = Pair::new();
@@ -248,7 +248,7 @@ fn link_to_nowhere() -> Arc<dyn Link> {
             &self,
             _: carrack::transports::contract::Op<'_>,
         ) -> Result<Submit, carrack::transports::contract::SubmitError> {
-            unreachable!("nobody sends")
+            unreachable!("no caller sends")
         }
 
         fn is_up(&self) -> bool {

@@ -90,13 +90,13 @@ fn pair(nics: [&Arc<SimulatedNic>; 2], packet_sizes: [usize; 2]) -> Vec<Runtime>
 
 /// Returns the error of a send from rank 0 to rank 1.
 fn send_fails(ranks: &[Runtime]) -> String {
-    let over = crate::support::sink::Sink::keeping();
-    let sent = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).submit();
+    let done = crate::support::sink::Sink::keeping();
+    let sent = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&done).submit();
     match sent {
         Err(error) => error.to_string(),
         Ok(_) => {
-            until_with_errors(ranks, || over.count() > 0);
-            over.take().remove(0).ok().unwrap_err().to_string()
+            until_with_errors(ranks, || done.count() > 0);
+            done.take().remove(0).ok().unwrap_err().to_string()
         }
     }
 }
@@ -112,11 +112,11 @@ fn no_queue_pair_left_is_an_error_of_the_post_with_the_number() {
     // wait until the shortage has ended.
     let error = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).try_submit().unwrap_err();
     says(&error.to_string(), &["ibv_create_qp", "sim0", "0 connections", "262144 queue pairs"]);
-    let over = crate::support::sink::Sink::keeping();
-    ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).submit().unwrap();
-    assert!(!happens(&ranks, Duration::from_millis(50), || over.count() > 0));
+    let done = crate::support::sink::Sink::keeping();
+    ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&done).submit().unwrap();
+    assert!(!happens(&ranks, Duration::from_millis(50), || done.count() > 0));
     poor.faults().fail_call(Call::CreateQp, Which::Nth(0), libc::ENOMEM);
-    assert!(over.one(&ranks).error.is_none());
+    assert!(done.one(&ranks).error.is_none());
 }
 
 #[test]

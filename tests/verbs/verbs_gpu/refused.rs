@@ -89,7 +89,7 @@ fn where_only_one_side_is_reached_the_other_stages_what_it_has() {
 
 #[test]
 fn a_gpu_that_neither_orders_nor_flushes_writes_is_left_alone() {
-    let _watchdog = Watchdog::over("GPU memory whose writes nobody orders");
+    let _watchdog = Watchdog::over("GPU memory whose writes are not ordered");
     let ground = Ground::new();
     let when = RemoteWrites::Unordered("said by a test".into());
     ground.drivers.iter().for_each(|driver| driver.faults().order_remote_writes(when.clone()));

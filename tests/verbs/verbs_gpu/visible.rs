@@ -77,10 +77,10 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
                     assert!(told.take()[0].error.is_none());
                 }
                 Way::Flush => {
-                    let over = Sink::keeping();
-                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&over);
+                    let done = Sink::keeping();
+                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&done);
                     flush.submit().unwrap();
-                    assert!(over.one(ranks).error.is_none());
+                    assert!(done.one(ranks).error.is_none());
                 }
                 _ => {
                     let status = sink.one(ranks);
@@ -102,7 +102,7 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
         assert!(there, "{way:?}: it was told too early");
         // The initiator of a put has followed it by a read, so the owner does not flush.
         let by_owner = matches!(way, Way::Message | Way::NotifyingPut | Way::Get);
-        assert!(flushed || !by_owner, "{way:?}: nobody has flushed");
+        assert!(flushed || !by_owner, "{way:?}: no side has flushed");
     }
 }
 

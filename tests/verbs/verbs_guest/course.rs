@@ -38,7 +38,7 @@ const GIVES_UP: [(&str, &str); 2] =
     [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];
 
 /// Words of a rank when a third of its steps has begun, and when it has lost its peer.
-pub(crate) const UNDER_WAY: &str = "under way";
+pub(crate) const RUNNING: &str = "running";
 pub(crate) const PARTED: &str = "parted";
 
 impl Course {
@@ -104,16 +104,16 @@ pub(crate) fn rank(role: &Role) {
     let mut taking = Taking::part(role, runtime.clone(), plan, victim);
     (taking.dies_at, taking.patience) = (dies_at, Duration::from_secs(200));
     let third = steps * lanes * u64::from(role.size - 1) / 3;
-    let over = AtomicBool::new(false);
+    let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while taking.steps() < third && !over.load(Ordering::Relaxed) {
+            while taking.steps() < third && !ended.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            says(role, UNDER_WAY);
+            says(role, RUNNING);
         });
         taking.run();
-        over.store(true, Ordering::Relaxed);
+        ended.store(true, Ordering::Relaxed);
     });
     if dies_at != u64::MAX {
         die();

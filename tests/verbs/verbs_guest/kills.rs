@@ -11,7 +11,7 @@ use rand::Rng;
 const STEPS: u64 = 100;
 
 #[test]
-fn a_rank_that_is_killed_harms_nobody_but_itself() {
+fn a_rank_that_is_killed_harms_no_other_rank() {
     if !is_in_guests("kills", "1") {
         return;
     }
@@ -22,6 +22,6 @@ fn a_rank_that_is_killed_harms_nobody_but_itself() {
         let (rank, after) = (rng.random_range(0..3), rng.random_range(0..2 * STEPS));
         println!("kill {number}: rank {rank} after {after} steps");
         let parting = Parting::Kill { rank, after };
-        Course { ranks: 3, parting, ..Course::of(STEPS) }.start(&[]).succeed_but_for(Rank(rank));
+        Course { ranks: 3, parting, ..Course::of(STEPS) }.start(&[]).succeed_except(Rank(rank));
     }
 }

@@ -1,7 +1,7 @@
 //! A node is lost, as if its power were cut: operations with it end. This is the last test of a
 //! run, since no second node is left for another.
 
-use super::course::{Course, PARTED, Parting, UNDER_WAY};
+use super::course::{Course, PARTED, Parting, RUNNING};
 use super::network::LIMIT;
 use super::nodes::OnCourse;
 use super::{is_in_guests, node, told};
@@ -16,7 +16,7 @@ fn a_node_that_is_killed_ends_the_operations_of_the_other() {
     let _watchdog = Watchdog::patient("a node that is killed", LIMIT);
     let parting = Parting::EachOther;
     let mut rank = OnCourse::start(Course { parting, ..Course::of(4000) }, Port(31005));
-    rank.hears(UNDER_WAY);
+    rank.hears(RUNNING);
     if node() == 0 {
         std::fs::write(told("HOST").unwrap(), "kill 1\n").unwrap();
     }

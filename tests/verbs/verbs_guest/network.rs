@@ -1,7 +1,7 @@
 //! Packets that are lost, repeated, spoilt or late, cuts, and a port that goes down. The kernel's
 //! `netem` makes them on the ways between the two devices, or an interface is taken down.
 
-use super::course::{Course, PARTED, Parting, UNDER_WAY};
+use super::course::{Course, PARTED, Parting, RUNNING};
 use super::{is_in_guests, told};
 use crate::support::Watchdog;
 use crate::support::ranks::Ranks;
@@ -60,9 +60,9 @@ fn counted(name: &str) -> u64 {
 
 /// Waits until the traffic of each of two ranks is running.
 #[track_caller]
-fn are_under_way(ranks: &mut Ranks) {
+fn are_running(ranks: &mut Ranks) {
     for rank in 0..2 {
-        assert!(ranks.hears(UNDER_WAY, rank), "rank {rank} has ended");
+        assert!(ranks.hears(RUNNING, rank), "rank {rank} has ended");
     }
 }
 
@@ -127,7 +127,7 @@ fn a_cut_of_a_second_harms_nothing() {
     }
     let _watchdog = Watchdog::patient("a short cut", LIMIT);
     let mut ranks = Course::of(400).start(&[]);
-    are_under_way(&mut ranks);
+    are_running(&mut ranks);
     // Stopped meanwhile: else they may be done before it is cut, where this process gets too little
     // of the processor.
     let both = |signal| (0..2).for_each(|rank| ranks.signal(Rank(rank), signal));
@@ -139,8 +139,8 @@ fn a_cut_of_a_second_harms_nothing() {
     both(Signal::CONT);
     std::thread::sleep(Duration::from_secs(1));
     while swallowed() == 0 {
-        let is_over = (0..2).any(|rank| ranks.has_said("over", rank));
-        assert!(!is_over, "somebody was done before the cut: it was no test");
+        let has_ended = (0..2).any(|rank| ranks.has_said("over", rank));
+        assert!(!has_ended, "a rank was done before the cut: it was no test");
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(cut);
@@ -155,7 +155,7 @@ fn a_cut_that_lasts_ends_every_operation_on_both_sides() {
     }
     let _watchdog = Watchdog::patient("a long cut", LIMIT);
     let mut ranks = Course { parting: Parting::EachOther, ..Course::of(4000) }.start(&[]);
-    are_under_way(&mut ranks);
+    are_running(&mut ranks);
     let cut = Trouble::begin("loss 100%");
     have_parted(&mut ranks);
     drop(cut);
@@ -170,7 +170,7 @@ fn a_port_that_goes_down_ends_every_operation_and_serves_others_when_it_is_up() 
     }
     let _watchdog = Watchdog::patient("a port that goes down", LIMIT);
     let mut ranks = Course { parting: Parting::EachOther, ..Course::of(4000) }.start(&[]);
-    are_under_way(&mut ranks);
+    are_running(&mut ranks);
     tool("ip", "link set v0 down");
     have_parted(&mut ranks);
     ranks.succeed();

@@ -1,7 +1,7 @@
 //! Ranks on two nodes: the same test runs on both at once, and starts the ranks of its own. They
 //! join over TCP.
 
-use super::course::{Course, PARTED, Parting, UNDER_WAY};
+use super::course::{Course, PARTED, Parting, RUNNING};
 use super::network::{LIMIT, Trouble};
 use super::{is_in_guests, node};
 use crate::support::Watchdog;
@@ -134,7 +134,7 @@ fn a_cut_of_a_second_between_nodes_is_survived() {
     }
     let _watchdog = Watchdog::patient("a short cut between nodes", LIMIT);
     let mut rank = OnCourse::start(Course::of(200), Port(31003));
-    rank.hears(UNDER_WAY);
+    rank.hears(RUNNING);
     if node() == 0 {
         let cut = Trouble::begin("loss 100%");
         std::thread::sleep(Duration::from_secs(1));
@@ -153,7 +153,7 @@ fn a_cut_that_lasts_between_nodes_ends_every_operation_on_both() {
     let _watchdog = Watchdog::patient("a long cut between nodes", LIMIT);
     let parting = Parting::EachOther;
     let mut rank = OnCourse::start(Course { parting, ..Course::of(4000) }, Port(31004));
-    rank.hears(UNDER_WAY);
+    rank.hears(RUNNING);
     let cut = Trouble::begin("loss 100%");
     rank.hears(PARTED);
     drop(cut);

@@ -90,7 +90,7 @@ fn few_of_everything_cost_time_only() {
 // ---- descriptors --------------------------------------------------------------------------------
 
 #[test]
-fn whoever_runs_out_of_descriptors_is_told_so() {
+fn a_rank_that_runs_out_of_descriptors_is_told_so() {
     if !is_in_guests("few descriptors", "1") {
         return;
     }

@@ -41,7 +41,7 @@ fn hello_of(end: End) -> impl FnOnce(&Session) -> Message {
 }
 
 #[test]
-fn whoever_cannot_be_let_in_is_told_why() {
+fn a_dialer_that_cannot_be_let_in_is_told_why() {
     let _watchdog = Watchdog::over("hellos");
     let mut ground = Ground::default();
     let good = Attacker::at_the_door(&mut ground).mine;
@@ -94,7 +94,7 @@ fn whoever_cannot_be_let_in_is_told_why() {
 }
 
 #[test]
-fn ends_that_lead_nowhere_or_to_others_harm_nobody() {
+fn ends_that_lead_nowhere_or_to_others_harm_no_rank() {
     let _watchdog = Watchdog::over("ends");
     let mut ground = Ground::default();
     let honest = Address::decode(&ground.sides[1].device.address()).unwrap();
@@ -139,7 +139,7 @@ fn a_device_that_is_passed_off_as_another_s_takes_nothing_from_that_one() {
         ground.all_go_on(20);
         // Also those that come only now.
         for peer in [1, 2] {
-            ground.let_go(0, peer);
+            ground.release(0, peer);
             ground.connect_again(0, peer);
         }
         ground.all_go_on(20);
@@ -203,7 +203,7 @@ fn garbage_is_refused_or_hung_up_on() {
 }
 
 #[test]
-fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
+fn two_thousand_connections_that_say_nothing_or_one_byte_keep_no_rank_out() {
     let _watchdog = Watchdog::over("silence");
     let limit = getrlimit(Resource::Nofile);
     // Both ends are of this process.

@@ -228,7 +228,7 @@ fn credits_that_cannot_be_end_their_connection_alone() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_in_holds_up_nobody_else() {
+fn a_peer_that_takes_nothing_in_holds_up_no_other() {
     let _watchdog = Watchdog::over("a peer that takes nothing");
     let mut ground = Ground::default();
     let mut attacker = Attacker::enter(&mut ground);

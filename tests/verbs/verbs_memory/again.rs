@@ -33,13 +33,13 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     let write = |seed| region.slice(0, LEN).unwrap().write(&pattern(seed, LEN)).unwrap();
     write(0);
     for round in 0..ROUNDS {
-        let (over, len) = (Sink::keeping(), [8, 4000, LEN][round as usize % 3]);
-        let get = ranks[0].post_get(Rank(1), vec![0xee; len], &rmr, 0).comp(&over);
+        let (done, len) = (Sink::keeping(), [8, 4000, LEN][round as usize % 3]);
+        let get = ranks[0].post_get(Rank(1), vec![0xee; len], &rmr, 0).comp(&done);
         let mut get = get.remote_comp(name).tag(Tag(round));
         get.submit().unwrap();
         until(&ranks, || told.count() > 0);
         write(round + 1);
-        let status = over.one(&ranks);
+        let status = done.one(&ranks);
         assert!(status.error.is_none(), "{status:?}");
         let bytes = status.buffer.to_vec().unwrap();
         assert!(
@@ -64,17 +64,17 @@ fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
     nics.iter().for_each(|nic| nic.faults().lose_packets(15));
     for round in 0..2 * ROUNDS {
         let registered = ranks[1].register_memory(&region).unwrap();
-        let (rmr, over) = (registered.remote_key(), Sink::keeping());
+        let (rmr, done) = (registered.remote_key(), Sink::keeping());
         let get = || {
-            let mut get = ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&over);
+            let mut get = ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&done);
             get.submit().unwrap();
         };
         get();
-        until(&ranks, || over.count() == 1 && ranks[0].pending().operations.is_empty());
+        until(&ranks, || done.count() == 1 && ranks[0].pending().operations.is_empty());
         (0..4).for_each(|_| get());
         ranks[1].deregister_memory(registered);
-        until(&ranks, || over.count() == 5);
-        for status in over.take() {
+        until(&ranks, || done.count() == 5);
+        for status in done.take() {
             assert!(status.error.is_none(), "round {round}: {status:?}");
             assert!(status.buffer.to_vec().unwrap() == pattern(1, LEN)[..100], "round {round}");
         }

@@ -54,12 +54,12 @@ impl Tally {
 }
 
 /// Puts and gets, of all lengths, to and from the region whose key rank 1 has published last.
-fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tally, seed: u64) {
+fn load(rank: &Runtime, told: &Mutex<RemoteKey>, stop: &AtomicBool, tally: &Tally, seed: u64) {
     let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
-    let mut under_way = 0;
+    let mut in_flight = 0;
     loop {
-        let is_over = over.load(Ordering::Acquire);
-        if !is_over && under_way < 64 {
+        let has_ended = stop.load(Ordering::Acquire);
+        if !has_ended && in_flight < 64 {
             let rmr = told.lock().clone();
             let len = [1, 100, 5000, 60_000, 300_000][rng.random_range(0..5)];
             let offset = rng.random_range(0..=LEN - len) as u64;
@@ -71,7 +71,7 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
                 { get }.user_context(UserContext(1)).submit()
             };
             match outcome {
-                Ok(()) => under_way += 1,
+                Ok(()) => in_flight += 1,
                 Err(PostError::OffersFull { .. }) => {}
                 Err(PostError::Stale(Rank(1))) => {
                     tally.stale.fetch_add(1, Ordering::Relaxed);
@@ -82,9 +82,9 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
         rank.progress().unwrap();
         while let Some(status) = ended.pop() {
             tally.take(&status, 100);
-            under_way -= 1;
+            in_flight -= 1;
         }
-        if is_over && under_way == 0 {
+        if has_ended && in_flight == 0 {
             tally.at_work.fetch_sub(1, Ordering::Release);
             return;
         }
@@ -92,7 +92,7 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tall
 }
 
 #[test]
-fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_way() {
+fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_in_flight() {
     let _watchdog = Watchdog::over("deregistered under load");
     let ranks = ranks(&nics([(); 3].map(|()| Config::default())), &Options::default());
     let owner = &ranks[1];
@@ -103,12 +103,12 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
         (mr, rmr)
     };
     let (first, rmr) = register();
-    let (told, over, tally) = (Mutex::new(rmr), AtomicBool::new(false), Tally::default());
+    let (told, stop, tally) = (Mutex::new(rmr), AtomicBool::new(false), Tally::default());
     std::thread::scope(|scope| {
         for (seed, at) in (0..).zip([0, 2, 0, 2]) {
-            let (rank, told, over, tally) = (&ranks[at], &told, &over, &tally);
+            let (rank, told, stop, tally) = (&ranks[at], &told, &stop, &tally);
             tally.at_work.fetch_add(1, Ordering::Relaxed);
-            scope.spawn(move || load(rank, told, over, tally, seed));
+            scope.spawn(move || load(rank, told, stop, tally, seed));
         }
         let reached = |count: &AtomicU64, before| {
             until(std::slice::from_ref(owner), || {
@@ -126,7 +126,7 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
             *told.lock() = rmr;
             mr = Some(next);
         }
-        over.store(true, Ordering::Release);
+        stop.store(true, Ordering::Release);
         // The owner still has to answer the operations that are left.
         until(std::slice::from_ref(owner), || tally.at_work.load(Ordering::Acquire) == 0);
     });

@@ -123,7 +123,7 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
 }
 
 #[test]
-fn a_region_of_a_rank_that_has_gone_is_nobodys() {
+fn a_region_of_a_rank_that_has_gone_is_refused_and_the_cause_named() {
     let _watchdog = Watchdog::over("a rank that has gone");
     let mut ranks = ranks(&nics([(); 2].map(|()| Config::default())), &Options::default());
     let region = Region::host(1024);

@@ -155,7 +155,7 @@ pub trait Domain: Send + Sync {
     fn look_after(&self) {}
 
     /// Releases the resources of peers that are gone.
-    fn somebody_has_gone(&self) {}
+    fn a_peer_has_gone(&self) {}
 
     /// Makes a device, which receives into `packets`.
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable>;

@@ -132,7 +132,7 @@ struct Importer {
 }
 
 /// The reason why an importer gets nothing more.
-enum Over {
+enum Ending {
     /// The importer was answered, or has gone.
     Answered,
     /// The importer is not to be answered, for this reason.
@@ -194,9 +194,9 @@ impl Server {
         if importer.greeting.is_none() {
             self.importers.proved(place);
         }
-        let Err(over) = outcome else { return };
+        let Err(ending) = outcome else { return };
         let importer = self.importers.take(place);
-        if let Over::Refused(why) = over {
+        if let Ending::Refused(why) = ending {
             self.importers.refused("a process that asks for a descriptor", &why, Instant::now());
             let _ = importer.map(|importer| importer.channel.send(&PROTOCOL.refusal(&why), &[]));
         }
@@ -205,7 +205,7 @@ impl Server {
 
 impl Importer {
     /// Goes as far as it can.
-    fn hear(&mut self, allocations: &Allocations) -> Result<(), Over> {
+    fn hear(&mut self, allocations: &Allocations) -> Result<(), Ending> {
         self.waits = false;
         if let Some(greeting) = &mut self.greeting {
             match greeting.advance(&mut self.channel) {
@@ -213,9 +213,9 @@ impl Importer {
                 Ok(Progress::Waiting) => return Ok(()),
                 Ok(Progress::Short(_)) => return self.wait(),
                 Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => {
-                    return Err(Over::Answered);
+                    return Err(Ending::Answered);
                 }
-                Err(failure) => return Err(Over::Refused(failure.to_string())),
+                Err(failure) => return Err(Ending::Refused(failure.to_string())),
             }
         }
         let inode = match self.asked {
@@ -224,14 +224,14 @@ impl Importer {
                 let mut bytes = [0; LONGEST];
                 match self.channel.receive(&mut bytes) {
                     Ok(Received::Nothing) => return Ok(()),
-                    Ok(Received::Closed) => return Err(Over::Answered),
+                    Ok(Received::Closed) => return Err(Ending::Answered),
                     Ok(Received::Message(len, _)) => match asked(&bytes[..len]) {
                         Some(inode) => *self.asked.insert(inode),
-                        None => return Err(Over::Refused("it asks for nothing".into())),
+                        None => return Err(Ending::Refused("it asks for nothing".into())),
                     },
                     Err(error) if is_shortage(error) => return self.wait(),
                     Err(error) => {
-                        return Err(Over::Refused(format!("its socket failed: {error}")));
+                        return Err(Ending::Refused(format!("its socket failed: {error}")));
                     }
                 }
             }
@@ -245,11 +245,11 @@ impl Importer {
         match sent {
             // As where too many descriptors are in flight.
             Err(error) if is_shortage(error) => self.wait(),
-            _ => Err(Over::Answered),
+            _ => Err(Ending::Answered),
         }
     }
 
-    fn wait(&mut self) -> Result<(), Over> {
+    fn wait(&mut self) -> Result<(), Ending> {
         self.waits = true;
         Ok(())
     }
@@ -326,7 +326,7 @@ mod tests {
         talker.send(&[1; 1000], &[]).unwrap();
         let start = Instant::now();
         assert!(ask(&broker.address(), 7).is_ok());
-        assert!(start.elapsed() < PATIENCE / 2, "a silent one holds up nobody");
+        assert!(start.elapsed() < PATIENCE / 2, "a silent one holds up no other");
         drop(silent);
         drop(allocation);
         assert!(ask(&broker.address(), 7).unwrap_err().to_string().contains("no more"));

@@ -79,7 +79,7 @@ impl Exports {
         }
         let allocation = self.allocation(region, gpu)?;
         region.keep_with(|| Arc::new(Until(allocation.clone())));
-        let share = allocation.ledger.0.share().ok_or("its ledger is shared by nobody")?;
+        let share = allocation.ledger.0.share().ok_or("its ledger is not in shared memory")?;
         let ledger = shm::export::export_shared(share)?;
         // The registration ends it, since it has to look at the ledger afterwards.
         let (pid, simulated, len) = (std::process::id(), gpu.info().simulated, region.len() as u64);

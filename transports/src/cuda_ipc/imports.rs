@@ -101,7 +101,7 @@ impl Imports {
             return self.import_several(&several, near);
         }
         let Found { key, inode, epoch, ledger } = Found::of(key)?;
-        let share = ledger.0.share().ok_or("its ledger is shared by nobody")?.clone();
+        let share = ledger.0.share().ok_or("its ledger is not in shared memory")?.clone();
         let offset = Handle::offset_of(&key.handle);
         if key.pid == std::process::id() {
             return Ok(
@@ -125,7 +125,7 @@ impl Imports {
         let all = several.keys.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
         let first = all.first().ok_or("its key names no allocation")?;
         // The registrations of all of them end together.
-        let share = first.ledger.0.share().ok_or("its ledger is shared by nobody")?.clone();
+        let share = first.ledger.0.share().ok_or("its ledger is not in shared memory")?.clone();
         let too_large = |_| "it is larger than the address space";
         let offset = usize::try_from(several.offset).map_err(too_large)?;
         let len = usize::try_from(several.len).map_err(too_large)?;

@@ -99,7 +99,7 @@ impl Domain for CudaIpc {
         exports::free_left();
     }
 
-    fn somebody_has_gone(&self) {
+    fn a_peer_has_gone(&self) {
         self.imports.close_dead();
         exports::free_left();
     }

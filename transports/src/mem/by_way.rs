@@ -137,7 +137,7 @@ impl ByWay {
         let (dst, src) = self.together.held();
         let block = block.whole().into();
         let ends = if from_gpu { (block, src) } else { (dst, block) };
-        Ok(Transfer::under_way(ends.0, ends.1, event))
+        Ok(Transfer::in_flight(ends.0, ends.1, event))
     }
 }
 

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn miri_every_small_size_is_copied_exactly_and_nothing_beside_it() {
+    fn miri_every_small_size_is_copied_exactly_and_nothing_next_to_it() {
         for len in 0..=70 {
             let src: Vec<u8> = (0..len).map(|at| at as u8 ^ 0xa5).collect();
             let mut dst = vec![0xee_u8; len + 16];

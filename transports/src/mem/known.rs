@@ -104,7 +104,7 @@ struct Table {
     extents: Extents<Entry>,
     /// Roots that the table does not keep, or keeps no longer, and of which regions may still
     /// exist.
-    let_go: Vec<(Range<usize>, WeakRegion)>,
+    not_kept: Vec<(Range<usize>, WeakRegion)>,
 }
 
 #[derive(Debug)]
@@ -179,7 +179,7 @@ impl Entry {
 impl KnownMemory {
     /// Makes a table of at most `extents` extents.
     pub const fn of(extents: usize) -> Self {
-        let table = Table { extents: Extents::bounded(extents), let_go: Vec::new() };
+        let table = Table { extents: Extents::bounded(extents), not_kept: Vec::new() };
         Self { table: RwLock::new(table), count: AtomicUsize::new(0), swept: AtomicUsize::new(0) }
     }
 
@@ -441,7 +441,7 @@ impl KnownMemory {
         let range = addr..addr.saturating_add(len);
         self.change(|table| ((), table.extents.take(&range)));
         let table = self.read();
-        let held = table.let_go.iter().filter(|(other, root)| {
+        let held = table.not_kept.iter().filter(|(other, root)| {
             !root.is_gone() && other.start < range.end && range.start < other.end
         });
         held.count()
@@ -461,8 +461,8 @@ impl Table {
 
     /// Notes a root that the table does not keep.
     fn note(&mut self, range: Range<usize>, root: &Region) {
-        self.let_go.retain(|(_, root)| !root.is_gone());
-        self.let_go.push((range, root.downgrade()));
+        self.not_kept.retain(|(_, root)| !root.is_gone());
+        self.not_kept.push((range, root.downgrade()));
     }
 }
 

@@ -196,7 +196,7 @@ impl Together {
     fn begun(self, begun: Result<Event, GpuError>) -> Result<Transfer, CopyError> {
         let (dst, src) = self.pieces.kinds();
         let event = begun.map_err(|cause| CopyError::Engine { dst, src, cause })?;
-        Ok(Transfer::under_way(self.dst.into_buffer(), self.src.into_buffer(), event))
+        Ok(Transfer::in_flight(self.dst.into_buffer(), self.src.into_buffer(), event))
     }
 }
 
@@ -244,5 +244,5 @@ pub fn start_strided(
     };
     let (kind, other) = (dst.kind(), src.kind());
     let event = begun.map_err(|cause| CopyError::Engine { dst: kind, src: other, cause })?;
-    Ok(Some(Transfer::under_way(dst.whole().into(), src.whole().into(), event)))
+    Ok(Some(Transfer::in_flight(dst.whole().into(), src.whole().into(), event)))
 }

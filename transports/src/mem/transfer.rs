@@ -125,19 +125,19 @@ impl Transfer {
     }
 
     /// Holds a copy that was begun between parts of these buffers.
-    pub(super) fn under_way(dst: Buffer, src: Buffer, event: Event) -> Self {
+    pub(super) fn in_flight(dst: Buffer, src: Buffer, event: Event) -> Self {
         Self { dst, src, state: State::pending(event) }
     }
 
     /// Returns the result, or `None` while the copy runs. Never blocks.
     #[inline]
     pub fn poll(&mut self) -> Option<Result<(), CopyError>> {
-        self.is_over().then(|| self.failure().map_or(Ok(()), |error| Err(error.clone())))
+        self.has_ended().then(|| self.failure().map_or(Ok(()), |error| Err(error.clone())))
     }
 
     /// Returns `true` once the copy has ended. Never blocks.
     #[inline(always)]
-    pub fn is_over(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         let State::Pending(event, _) = &self.state else { return true };
         match event.query() {
             Ok(false) => return false,

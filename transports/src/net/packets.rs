@@ -354,7 +354,7 @@ mod tests {
         drop(here);
         assert!(matches!(there.receive(&mut bytes), Ok(Received::Closed)));
         assert_eq!(
-            Channel::connect(b"carrack-nobody-listens-here").unwrap_err(),
+            Channel::connect(b"carrack-no-listener-here").unwrap_err(),
             ConnectError::System(Errno::CONNREFUSED)
         );
     }
@@ -366,7 +366,7 @@ mod tests {
         let _childs = rustix::io::dup(&listener).unwrap();
         let mut waits = Channel::connect(name.as_bytes()).unwrap();
         drop(listener);
-        assert!(matches!(waits.hear(64), Err(Fault::Gone(_))), "nobody will answer it");
+        assert!(matches!(waits.hear(64), Err(Fault::Gone(_))), "no process will answer it");
         assert_eq!(
             Channel::connect(name.as_bytes()).unwrap_err(),
             ConnectError::System(Errno::CONNREFUSED)

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_goes_when_its_time_is_over() {
+    fn one_that_says_nothing_goes_when_its_time_has_passed() {
         let (mut pending, now) = (Pending::new(100, Duration::from_secs(10)), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
         assert_eq!(pending.deadline(), None);

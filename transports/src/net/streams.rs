@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_nobody_listens_is_a_reason() {
+    fn a_port_without_a_listener_is_a_reason() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_never_answers_holds_up_nobody() {
+    fn a_listener_that_never_answers_does_not_hold_up_its_caller() {
         let (mut caller, called) = pair();
         let mut dialer = greeting(Role::Dialer, b"a secret");
         for _ in 0..1000 {

@@ -16,7 +16,7 @@ use super::biased_lock::this_thread;
 use super::primitives::{AtomicBool, AtomicU64, Ordering, spin_loop};
 
 /// No thread has come so far.
-const NOBODY: u64 = 0;
+const NO_THREAD: u64 = 0;
 /// A second thread has come, and waits until the first one has finished its step.
 const ENDING: u64 = u64::MAX - 1;
 /// All threads take the step by exchange.
@@ -49,7 +49,7 @@ impl Alone {
     pub(super) fn new() -> Self {
         let barrier = Barrier::within_process();
         let can = cfg!(any(loom, miri)) || barrier.heavy && barrier.reachable;
-        let who = if can { NOBODY } else { SHARED };
+        let who = if can { NO_THREAD } else { SHARED };
         Self { who: AtomicU64::new(who), inside: AtomicBool::new(false), barrier }
     }
 
@@ -75,7 +75,7 @@ impl Alone {
     /// Registers this thread as the first, or ends the time of the first.
     #[cold]
     fn come(&self, me: u64) -> Option<Inside<'_>> {
-        match self.who.compare_exchange(NOBODY, me, Ordering::Acquire, Ordering::Acquire) {
+        match self.who.compare_exchange(NO_THREAD, me, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) => return self.enter(),
             Err(ENDING | SHARED) => {}
             Err(other) => {
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn miri_the_first_thread_is_alone_until_the_second_comes() {
         let alone = Alone::new();
-        let can = alone.who.load(Ordering::Relaxed) == NOBODY;
+        let can = alone.who.load(Ordering::Relaxed) == NO_THREAD;
         for _ in 0..3 {
             assert_eq!(alone.enter().is_some(), can);
         }

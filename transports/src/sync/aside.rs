@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_puts_something_aside_is_told_whether_anybody_sleeps() {
+    fn a_thread_that_puts_something_aside_is_told_whether_another_sleeps() {
         let aside = Aside::new();
         assert!(!aside.put(3));
         aside.sleep();

@@ -28,7 +28,7 @@ use std::sync::MutexGuard;
 const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 
 /// No thread has the bias yet.
-const NOBODY: u64 = 0;
+const NO_THREAD: u64 = 0;
 /// The bias was revoked, for good.
 const REVOKED: u64 = u64::MAX;
 
@@ -90,11 +90,11 @@ impl<T> BiasedLock<T> {
 
     fn with_barrier(value: T, barrier: Barrier) -> Self {
         Self {
-            bias: AtomicU64::new(NOBODY),
+            bias: AtomicU64::new(NO_THREAD),
             owner_in: AtomicBool::new(false),
             taken: AtomicBool::new(false),
             barrier,
-            inside: UnsafeCell::new(Inside { value, last: NOBODY, streak: 0 }),
+            inside: UnsafeCell::new(Inside { value, last: NO_THREAD, streak: 0 }),
         }
     }
 
@@ -170,17 +170,17 @@ impl<T> BiasedLock<T> {
             return None;
         }
         let bias = self.bias.load(Ordering::Relaxed);
-        if bias != NOBODY && bias != REVOKED {
+        if bias != NO_THREAD && bias != REVOKED {
             self.bias.store(REVOKED, Ordering::Relaxed);
             heavy(self.barrier);
         }
         // Acquire: what the owner did under its bias has ended, and is seen.
-        if bias != NOBODY && self.owner_in.load(Ordering::Acquire) {
+        if bias != NO_THREAD && self.owner_in.load(Ordering::Acquire) {
             self.taken.store(false, Ordering::Release);
             return None;
         }
         let guard = BiasedGuard { lock: self, biased: false, _value: PhantomData };
-        if bias == NOBODY {
+        if bias == NO_THREAD {
             self.count(me);
         }
         Some(guard)
@@ -308,7 +308,7 @@ mod models {
     use loom::thread;
 
     #[test]
-    fn loom_the_owner_and_whoever_revokes_its_bias_never_hold_it_together() {
+    fn loom_the_owner_and_a_thread_that_revokes_its_bias_never_hold_it_together() {
         loom::model(|| {
             let lock = Arc::new(BiasedLock::new(0_u32));
             // Thread 1 earns the bias.
@@ -348,7 +348,7 @@ mod tests {
             *guard += 1;
         }
         let biased = cfg!(miri) || lock.barrier.heavy && lock.barrier.reachable;
-        assert_eq!(lock.bias.load(Ordering::Relaxed) != NOBODY, biased);
+        assert_eq!(lock.bias.load(Ordering::Relaxed) != NO_THREAD, biased);
         std::thread::scope(|scope| {
             let guard = lock.try_lock().unwrap();
             scope.spawn(|| assert!(lock.try_lock().is_none())).join().unwrap();

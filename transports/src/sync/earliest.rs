@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn miri_the_earliest_is_due_once_and_a_chore_until_it_is_found_to_be_over() {
+    fn miri_the_earliest_is_due_once_and_a_chore_until_none_is_left() {
         let chores = Chores::default();
         let earliest = Earliest::new(&chores, Bit(4));
         assert_eq!(earliest.due(|| 5), None);

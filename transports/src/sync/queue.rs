@@ -266,7 +266,7 @@ mod models {
     /// Runs a push next to operations of other threads. The push comes first in the order from
     /// which loom departs. Otherwise loom would not try the interleaving in which a load falls
     /// between another thread's load and store of the same word.
-    fn beside_a_push<const N: usize>(others: [Doing; N]) {
+    fn next_to_a_push<const N: usize>(others: [Doing; N]) {
         loom::model(move || {
             let queue = Arc::new(Queue::new(2));
             let others: Vec<_> = others
@@ -292,7 +292,7 @@ mod models {
 
     #[test]
     fn loom_a_queue_that_is_not_empty_gives_its_one_consumer_a_value() {
-        beside_a_push([PUSHES_TOO, |queue| {
+        next_to_a_push([PUSHES_TOO, |queue| {
             if !queue.is_empty() {
                 assert!(queue.pop().is_some());
             }
@@ -301,12 +301,12 @@ mod models {
 
     #[test]
     fn loom_as_many_values_as_the_length_says_can_be_taken_by_one_consumer() {
-        beside_a_push([PUSHES_TOO, takes_as_many_as_the_length_says]);
+        next_to_a_push([PUSHES_TOO, takes_as_many_as_the_length_says]);
     }
 
     #[test]
     fn loom_a_length_that_another_thread_has_looked_up_first_can_be_taken_too() {
-        beside_a_push([|queue| _ = queue.len(), takes_as_many_as_the_length_says]);
+        next_to_a_push([|queue| _ = queue.len(), takes_as_many_as_the_length_says]);
     }
 }
 

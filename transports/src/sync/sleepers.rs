@@ -193,7 +193,7 @@ mod models {
     }
 
     #[test]
-    fn loom_whoever_gets_up_does_not_silence_what_was_rung_for_the_next_sleeper() {
+    fn loom_a_thread_that_gets_up_does_not_silence_what_was_rung_for_the_next_sleeper() {
         loom::model(|| {
             let room = Room::new();
             let others = [

@@ -214,7 +214,7 @@ mod models {
     /// Each piece is copied once, by one side; when the reader finds the state settled, all are
     /// copied.
     #[test]
-    fn loom_every_piece_is_copied_once_and_over_when_it_is_said_to_be() {
+    fn loom_every_piece_is_copied_once_and_complete_when_it_is_said_to_be() {
         loom::model(|| {
             let message = Arc::new(Message {
                 split: Split::new(),

@@ -78,7 +78,7 @@ mod models {
     }
 
     #[test]
-    fn loom_a_tick_while_somebody_goes_to_wait_is_seen_or_told() {
+    fn loom_a_tick_while_a_thread_goes_to_wait_is_seen_or_told() {
         loom::model(|| {
             let board = Arc::new(Board::default());
             let teller = {

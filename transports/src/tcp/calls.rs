@@ -128,11 +128,11 @@ impl TcpDevice {
         let ends = || of_peer().filter(|it| it.device == connection.device);
         let known = ends().find(|it| other(it) == from).or_else(|| {
             let is_free =
-                |it: &&Arc<Outgoing>| it.number != from && !it.is_over() && other(it) == 0;
+                |it: &&Arc<Outgoing>| it.number != from && !it.has_ended() && other(it) == 0;
             ends().filter(is_free).find(|it| to == 0 || it.number == to)
         });
         if let Some(known) = known {
-            return if known.is_over() { Err("the link has ended") } else { Ok(known.clone()) };
+            return if known.has_ended() { Err("the link has ended") } else { Ok(known.clone()) };
         }
         if to != 0 && !ends().any(|it| it.number == to) {
             // It has been read to its end, or its sender counts as gone.

@@ -221,13 +221,13 @@ impl TcpDevice {
         }
         match read {
             Ok(read) => {
-                let is_over = entry.incoming.is_over;
-                entry.acknowledge(&self.shared, is_over);
+                let has_ended = entry.incoming.has_ended;
+                entry.acknowledge(&self.shared, has_ended);
                 if read == Read::Some {
                     // Behind the acknowledgement, which is no message.
                     entry.link.has_heard();
                 }
-                if is_over {
+                if has_ended {
                     self.end(polling, index, DownCause::Closed);
                     return true;
                 }
@@ -355,7 +355,7 @@ impl TcpDevice {
         let links = self.shared.outgoing.lock().clone();
         for link in links.iter().flatten() {
             let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
-            if !link.is_over() {
+            if !link.has_ended() {
                 self.advance(polling, link.index);
                 polling.is_troubled |= link.look_after();
             } else if entry.is_none_or(|it| it.socket.is_none() && !it.incoming.has_whole(longest))
@@ -469,13 +469,13 @@ impl Device for TcpDevice {
             return Armed::Ready;
         }
         let links = self.shared.outgoing.lock();
-        let is_moving = |link: &Arc<Outgoing>| !link.is_over() && link.is_moving();
+        let is_moving = |link: &Arc<Outgoing>| !link.has_ended() && link.is_moving();
         let needs_time = links.iter().flatten().any(is_moving)
             || !polling.pending.is_empty()
             || !polling.crossed.is_empty()
             || polling.is_deaf;
         // Another thread may send meanwhile, and the peer's machine fall silent.
-        let is_used = links.iter().flatten().any(|link| !link.is_over());
+        let is_used = links.iter().flatten().any(|link| !link.has_ended());
         drop(links);
         let span = match (needs_time, is_used) {
             (true, _) => Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) },

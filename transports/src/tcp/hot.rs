@@ -79,7 +79,7 @@ impl TcpDevice {
     /// Returns `true` if an operation's end is waited for on that socket.
     fn is_awaited(polling: &Polling, index: u32) -> bool {
         let entry = polling.inbound.get(index as usize).and_then(Option::as_ref);
-        entry.is_some_and(|entry| !entry.link.is_over() && entry.link.has_bodies())
+        entry.is_some_and(|entry| !entry.link.has_ended() && entry.link.has_bodies())
     }
 }
 

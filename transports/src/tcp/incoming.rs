@@ -59,7 +59,7 @@ pub(super) struct Incoming {
     /// The last acknowledgement that is not taken up.
     acked: Option<u64>,
     /// The end of the link was read.
-    pub(super) is_over: bool,
+    pub(super) has_ended: bool,
 }
 
 /// The result of reading a connection.
@@ -89,7 +89,7 @@ impl Incoming {
             owes_ack: false,
             notes: 0,
             acked: None,
-            is_over: false,
+            has_ended: false,
         }
     }
 
@@ -133,7 +133,7 @@ impl Incoming {
         let (Some(socket), mut turn) = (socket, 0) else { return Ok(Read::Nothing) };
         let longest = to.packets.packet_size();
         // Whole frames are only left where the batch is full, or no packet is free.
-        while turn < TURN && !self.is_over && !to.batch.is_full() && !self.has_whole(longest) {
+        while turn < TURN && !self.has_ended && !to.batch.is_full() && !self.has_whole(longest) {
             let (received, room) = match &mut self.landing {
                 Some(Landing { window: Some(window), at, left }) => {
                     let room = usize::try_from(*left).unwrap_or(usize::MAX).min(TURN);
@@ -221,7 +221,7 @@ impl Incoming {
                     break;
                 }
             }
-            if to.batch.is_full() || self.is_over {
+            if to.batch.is_full() || self.has_ended {
                 break;
             }
             let Some((head, body)) = rest.split_first_chunk::<HEAD>() else { break };
@@ -240,7 +240,7 @@ impl Incoming {
                     rest = body;
                 }
                 Frame::Bye => {
-                    self.is_over = true;
+                    self.has_ended = true;
                     self.fresh += HEAD as u64;
                     rest = body;
                 }
@@ -409,7 +409,7 @@ mod tests {
             stream.extend(Frame::Bye.encode());
             let (got, incoming) = arrivals(&stream, cut, limit).unwrap();
             prop_assert_eq!(got, sent);
-            prop_assert!(incoming.is_over && incoming.pending.is_empty());
+            prop_assert!(incoming.has_ended && incoming.pending.is_empty());
         }
 
         #[test]

@@ -45,7 +45,7 @@ impl TcpLink {
         }
         match self.outgoing.sending.try_lock() {
             // It has ended since.
-            Some(sending) if matches!(sending.line, Line::Over(_)) => {
+            Some(sending) if matches!(sending.line, Line::Ended(_)) => {
                 drop(sending);
                 self.not_up()
             }
@@ -57,7 +57,7 @@ impl TcpLink {
     #[cold]
     fn not_up(&self) -> Result<Result<MutexGuard<'_, Sending>, Busy>, SubmitError> {
         match &self.outgoing.sending.lock().line {
-            Line::Over(cause) => Err(self.down(cause.clone())),
+            Line::Ended(cause) => Err(self.down(cause.clone())),
             _ => Ok(Err(Busy::Connecting)),
         }
     }

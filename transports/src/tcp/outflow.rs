@@ -208,14 +208,14 @@ impl Outflow {
         }
     }
 
-    /// Drops what the peer has acknowledged. Calls `over` with each body that is there as a whole.
+    /// Drops what the peer has acknowledged. Calls `ended` with each body that is there as a whole.
     ///
     /// # Errors
     /// The peer acknowledges what was not sent.
     pub(super) fn acknowledge(
         &mut self,
         acked: u64,
-        mut over: impl FnMut(Body),
+        mut ended: impl FnMut(Body),
     ) -> Result<(), Unsent> {
         if acked > self.sent {
             return Err(Unsent { acked, sent: self.sent });
@@ -233,7 +233,7 @@ impl Outflow {
                 Piece::Copied(_) if there >= len => {}
                 Piece::Body(body) if there >= len => {
                     self.bodies -= 1;
-                    over(body);
+                    ended(body);
                 }
                 rest => {
                     self.first += there.min(copied) as u64;
@@ -266,11 +266,11 @@ impl Outflow {
     ///
     /// # Errors
     /// The peer claims bytes that were not sent, or lacks some that it had acknowledged.
-    pub(super) fn resume(&mut self, at: u64, over: impl FnMut(Body)) -> Result<(), Unsent> {
+    pub(super) fn resume(&mut self, at: u64, ended: impl FnMut(Body)) -> Result<(), Unsent> {
         if at < self.acked {
             return Err(Unsent { acked: at, sent: self.acked });
         }
-        self.acknowledge(at, over)?;
+        self.acknowledge(at, ended)?;
         (self.sent, self.next) = (at, self.front());
         Ok(())
     }
@@ -345,7 +345,7 @@ mod tests {
             steps in proptest::collection::vec(step(), 0..60),
         ) {
             let (mut flow, mut wanted, mut wire) = (Outflow::default(), Vec::new(), Vec::new());
-            let (mut ends, mut over, mut acked) = (Vec::new(), Vec::new(), 0_u64);
+            let (mut ends, mut done, mut acked) = (Vec::new(), Vec::new(), 0_u64);
             let mut next = 0_u8;
             let mut fresh = |len| (0..len).map(|_| { next = next.wrapping_add(1); next }).collect();
             for step in steps {
@@ -376,14 +376,14 @@ mod tests {
                     }
                     Step::Acknowledge(part) => {
                         acked += ((wire.len() as u64 - acked) as f64 * part) as u64;
-                        flow.acknowledge(acked, |body| over.push(body.token.0)).unwrap();
+                        flow.acknowledge(acked, |body| done.push(body.token.0)).unwrap();
                     }
                     Step::Cut(part) => {
                         // The bytes behind are lost on their way.
                         let arrived = acked + ((wire.len() as u64 - acked) as f64 * part) as u64;
                         wire.truncate(usize::try_from(arrived).unwrap());
                         acked = arrived;
-                        flow.resume(arrived, |body| over.push(body.token.0)).unwrap();
+                        flow.resume(arrived, |body| done.push(body.token.0)).unwrap();
                     }
                 }
                 prop_assert_eq!(&wire[..], &wanted[..wire.len()]);
@@ -394,9 +394,9 @@ mod tests {
             while flow.unsent() > 0 {
                 send(&mut flow, 100, &mut wire);
             }
-            flow.acknowledge(wire.len() as u64, |body| over.push(body.token.0)).unwrap();
+            flow.acknowledge(wire.len() as u64, |body| done.push(body.token.0)).unwrap();
             prop_assert_eq!(wire, wanted);
-            prop_assert_eq!(over, (1..=ends.len() as u64).collect::<Vec<_>>());
+            prop_assert_eq!(done, (1..=ends.len() as u64).collect::<Vec<_>>());
             prop_assert_eq!((flow.copied(), flow.has_bodies()), (0, false));
         }
     }

@@ -48,7 +48,7 @@ pub(super) struct Outgoing {
     /// Number that tells the peer which of this device's ends a connection belongs to.
     pub(super) number: u64,
     pub(super) is_up: AtomicBool,
-    is_over: AtomicBool,
+    has_ended: AtomicBool,
     /// Ticks of the last call that has sent something; 0 if something has come since.
     sent_at: AtomicU64,
     pub(super) sending: Mutex<Sending>,
@@ -94,7 +94,7 @@ pub(super) enum Line {
     /// No connection before then. At that time the peer is dialled.
     Pause(Instant),
     Up(Arc<Connection>),
-    Over(DownCause),
+    Ended(DownCause),
 }
 
 /// A connection that has come up, for the receiving end.
@@ -132,7 +132,7 @@ impl Outgoing {
             index,
             number,
             is_up: AtomicBool::new(false),
-            is_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             sent_at: AtomicU64::new(0),
             sending: Mutex::new(sending),
         }
@@ -142,7 +142,7 @@ impl Outgoing {
     /// failed.
     pub(super) fn serve(&self, shared: &Shared, candidates: &[SocketAddr]) -> bool {
         let mut sending = self.sending.lock();
-        if sending.is_served || matches!(sending.line, Line::Over(_)) {
+        if sending.is_served || matches!(sending.line, Line::Ended(_)) {
             return false;
         }
         (sending.is_served, sending.candidates) = (true, candidates.into());
@@ -155,8 +155,8 @@ impl Outgoing {
     }
 
     /// Returns `true` once it has ended.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// Returns `true` if an operation's end is waited for.
@@ -175,7 +175,7 @@ impl Outgoing {
         loop {
             let dials = sending.dials();
             match &mut sending.line {
-                Line::Over(_) => return None,
+                Line::Ended(_) => return None,
                 Line::Pause(until) if *until > Instant::now() || !dials => return None,
                 Line::Pause(_) => self.dial(&mut sending, shared, (0, true)),
                 Line::Up(_) => {
@@ -271,7 +271,7 @@ impl Outgoing {
         self.advance(shared);
         let mut sending = self.sending.lock();
         let left = match &sending.line {
-            Line::Over(_) => return true,
+            Line::Ended(_) => return true,
             Line::Up(socket) => sending.flow.unsent() > 0 || socket::in_flight(socket) > 0,
             Line::Dialling(_) | Line::Pause(_) => {
                 sending.flow.copied() > HEAD || sending.flow.has_bodies()
@@ -341,8 +341,8 @@ impl Outgoing {
         socket: Arc<Connection>,
         hello: &Hello,
     ) -> bool {
-        let over = |body| shared.tell(completion(body, Ok(())));
-        if let Err(why) = sending.flow.resume(hello.received.get(), over) {
+        let ended = |body| shared.tell(completion(body, Ok(())));
+        if let Err(why) = sending.flow.resume(hello.received.get(), ended) {
             self.end(sending, shared, DownCause::Protocol(why.to_string()));
             return false;
         }
@@ -400,8 +400,8 @@ impl Outgoing {
     /// Takes up that the peer has as many bytes.
     pub(super) fn acknowledge(&self, shared: &Shared, acked: u64) {
         let mut sending = self.sending.lock();
-        let over = |body| shared.tell(completion(body, Ok(())));
-        if let Err(why) = sending.flow.acknowledge(acked, over) {
+        let ended = |body| shared.tell(completion(body, Ok(())));
+        if let Err(why) = sending.flow.acknowledge(acked, ended) {
             return self.end(&mut sending, shared, DownCause::Protocol(why.to_string()));
         }
         if sending.is_dropped && sending.flow.unsent() + sending.flow.unacked() == 0 {
@@ -487,10 +487,10 @@ impl Outgoing {
     }
 
     pub(super) fn end(&self, sending: &mut Sending, shared: &Shared, cause: DownCause) {
-        if matches!(sending.line, Line::Over(_)) {
+        if matches!(sending.line, Line::Ended(_)) {
             return;
         }
-        self.is_over.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
         self.is_up.store(false, Ordering::Release);
         let failure = match &cause {
             DownCause::Closed if shared.is_closed() => OpFailure::Closed,
@@ -499,7 +499,7 @@ impl Outgoing {
         for body in sending.flow.give_up() {
             shared.tell(completion(body, Err(Box::new(failure.clone()))));
         }
-        sending.line = Line::Over(cause.clone());
+        sending.line = Line::Ended(cause.clone());
         if !sending.is_dropped && !shared.is_closed() {
             shared.has_died(self.peer, cause);
         }
@@ -527,7 +527,7 @@ impl Sending {
 
     fn is_moving(&mut self) -> bool {
         match &self.line {
-            Line::Over(_) => false,
+            Line::Ended(_) => false,
             Line::Up(socket) => {
                 self.has_sent = self.has_sent && socket::in_flight(socket) > 0;
                 self.has_sent
@@ -538,7 +538,7 @@ impl Sending {
     }
 
     pub(super) fn bye(&mut self) {
-        if !self.is_dropped && !matches!(self.line, Line::Over(_)) {
+        if !self.is_dropped && !matches!(self.line, Line::Ended(_)) {
             self.is_dropped = true;
             self.flow.push(&Frame::Bye.encode());
         }

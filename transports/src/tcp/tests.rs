@@ -131,7 +131,7 @@ fn until_shared(sides: &mut [&mut Side; 2]) {
 }
 
 #[test]
-fn links_of_both_ways_share_a_connection_whoever_dials_first_and_after_each_cut() {
+fn links_of_both_ways_share_a_connection_whichever_side_dials_first_and_after_each_cut() {
     for is_late in [false, true, false, true, false, true] {
         let [mut here, mut there] = [0, 1].map(Side::new);
         let ((one, to_there), (other, to_here)) = (relayed(&there), relayed(&here));
@@ -378,7 +378,7 @@ fn a_peer_at_whose_port_another_device_listens_is_gone() {
     let start = Instant::now();
     while !here.poll().iter().any(is_down) {
         there.poll();
-        assert!(start.elapsed() < Duration::from_secs(5), "nobody says that the peer is gone");
+        assert!(start.elapsed() < Duration::from_secs(5), "no side says that the peer is gone");
     }
 }
 

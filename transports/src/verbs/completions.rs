@@ -115,7 +115,7 @@ impl Polling {
     pub(super) fn take_out(&mut self, batch: &mut Batch) {
         let Some(opened) = &mut self.opened else { return };
         let index = opened.connection;
-        let over = loop {
+        let failed = loop {
             if batch.is_full() {
                 return;
             }
@@ -126,7 +126,7 @@ impl Polling {
             }
         };
         self.opened = None;
-        if let Some(why) = over {
+        if let Some(why) = failed {
             self.end(
                 index,
                 DownCause::Protocol(format!("messages that go together are none: {why}")),

@@ -6,7 +6,7 @@ use super::memory::Words;
 use super::sending::{Sending, Unsent};
 use super::signs::Signs;
 use super::sys::QueuePair;
-use super::transfers::{Direction, Over, Registrations};
+use super::transfers::{Direction, Finished, Registrations};
 use super::wire::End;
 use crate::contract::{
     Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError, WordChange,
@@ -216,7 +216,7 @@ impl Connection {
 
     /// Returns the operations on memory that have ended. `None`: another thread is sending, try
     /// again.
-    pub(super) fn ended(&self) -> Option<Vec<Over>> {
+    pub(super) fn ended(&self) -> Option<Vec<Finished>> {
         let mut sending = self.sending.try_lock()?;
         Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
     }
@@ -308,10 +308,10 @@ impl Connection {
 
     /// Closes the queue pair. Returns the operations on memory that had ended without a report,
     /// and those that had not ended.
-    pub(super) fn close(&self) -> (Vec<Over>, Vec<(OpToken, Buffer)>) {
+    pub(super) fn close(&self) -> (Vec<Finished>, Vec<(OpToken, Buffer)>) {
         let mut sending = self.sending.lock();
-        let over = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);
-        (over, sending.close(&self.bounces))
+        let ended = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);
+        (ended, sending.close(&self.bounces))
     }
 }
 

@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_looks_is_told_each_event_once_and_of_too_many_the_last() {
+    fn each_event_is_told_once_and_of_too_many_the_last() {
         let (mut told, mut early, mut late) = (Told::new(), 0, 0);
         told.add(0);
         assert_eq!((told.since(&mut early), told.since(&mut early)), (vec![0], vec![]));

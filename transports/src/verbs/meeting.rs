@@ -504,8 +504,8 @@ impl Polling {
             let _ = channel.send(&last);
         }
         self.ending.retain(|&other| other != index);
-        let (over, failed) = connection.close();
-        self.pending.extend(transfers::told(over));
+        let (ended, failed) = connection.close();
+        self.pending.extend(transfers::told(ended));
         for (token, buffer) in failed {
             let failure =
                 if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };

@@ -29,25 +29,25 @@ pub(super) enum Parting {
 pub(super) struct Lingering {
     queue: Arc<QueuePair>,
     /// Set if its last receive is known to have come back.
-    is_over: bool,
+    is_back: bool,
     until: Instant,
 }
 
 impl Lingering {
-    pub(super) fn new(queue: Arc<QueuePair>, is_over: bool) -> Self {
-        Self { queue, is_over, until: Instant::now() + PATIENCE }
+    pub(super) fn new(queue: Arc<QueuePair>, is_back: bool) -> Self {
+        Self { queue, is_back, until: Instant::now() + PATIENCE }
     }
 
     /// Returns `true` if it may be destroyed, given that the completion queue is empty.
     fn may_go(&self) -> bool {
-        let is_late = !self.is_over && Instant::now() >= self.until;
+        let is_late = !self.is_back && Instant::now() >= self.until;
         if is_late {
             tracing::debug!(
                 queue = self.queue.number(),
                 "the NIC has not told of a queue pair's last receive"
             );
         }
-        self.is_over || is_late
+        self.is_back || is_late
     }
 }
 
@@ -80,7 +80,7 @@ impl Partings {
             if let Parting::Lingering(lingering) = parting
                 && lingering.queue.number() == number
             {
-                lingering.is_over = true;
+                lingering.is_back = true;
             }
         }
     }

@@ -64,7 +64,7 @@ pub(super) fn split(blob: &AddressBlob) -> Option<(Address, Vec<Address>)> {
 pub(super) struct Rails {
     devices: Box<[Arc<RdmaDevice>]>,
     /// Number of chunks in flight on them.
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     /// Events to report.
     batch: Mutex<Batch>,
 }
@@ -74,7 +74,7 @@ impl Rails {
         let room = if devices.is_empty() { 0 } else { TOGETHER };
         Self {
             devices: devices.into(),
-            under_way: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
             batch: Mutex::new(Batch::new(room)),
         }
     }
@@ -85,7 +85,7 @@ impl Rails {
 
     /// Returns `true` if they have to be polled again soon.
     pub(super) fn are_busy(&self) -> bool {
-        self.under_way.load(Ordering::Acquire) > 0
+        self.in_flight.load(Ordering::Acquire) > 0
     }
 
     /// Handles the events on them.
@@ -99,7 +99,7 @@ impl Rails {
                 for event in batch.drain() {
                     match event {
                         Event::Completion { ref outcome, .. } => {
-                            self.under_way.fetch_sub(1, Ordering::AcqRel);
+                            self.in_flight.fetch_sub(1, Ordering::AcqRel);
                             has_failed |= outcome.is_err();
                             polling.pending.push_back(event);
                         }
@@ -216,12 +216,12 @@ impl RdmaDevice {
             ));
         };
         // Counted first, since it may end before this call returns.
-        self.rails.under_way.fetch_add(1, Ordering::AcqRel);
+        self.rails.in_flight.fetch_add(1, Ordering::AcqRel);
         let submitted = link.connection.put_chunk(to, what, &link.shared.registrations);
         match submitted {
             Ok(Submit::Posted) => self.look_at_rails(),
             _ => {
-                self.rails.under_way.fetch_sub(1, Ordering::AcqRel);
+                self.rails.in_flight.fetch_sub(1, Ordering::AcqRel);
             }
         }
         match submitted {

@@ -12,7 +12,7 @@ use super::sys::bindings::{
 };
 use super::sys::{PostFailure, QueuePair};
 use super::together::Gathered;
-use super::transfers::{Over, Transfer};
+use super::transfers::{Finished, Transfer};
 use super::wire::End;
 use super::wr_id::WrId;
 use crate::contract::{Busy, Header, OpToken};
@@ -302,7 +302,7 @@ impl Sending {
     }
 
     /// Returns the operations on memory that have ended, in order.
-    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<Over> {
+    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<Finished> {
         let mut ended = Vec::new();
         while let Some((sequence, _)) = self.held.front()
             && completed.wrapping_sub(*sequence) < 1 << 31

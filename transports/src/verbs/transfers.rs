@@ -69,7 +69,7 @@ impl PlaceKey {
 
 /// An operation that has ended.
 #[derive(Debug)]
-pub(super) struct Over {
+pub(super) struct Finished {
     pub(super) token: OpToken,
     pub(super) buffer: Buffer,
     /// The GPU to flush before fetched bytes are visible in its memory.
@@ -78,7 +78,7 @@ pub(super) struct Over {
 
 /// Reports operations that have ended. Bytes fetched into memory of a GPU are flushed first, once
 /// for each GPU.
-pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
+pub(super) fn told(ended: Vec<Finished>) -> impl Iterator<Item = Event> {
     let mut flushed: Vec<(GpuUuid, Result<(), GpuError>)> = Vec::new();
     let mut flush_once = move |gpu: &dyn Gpu| {
         let uuid = gpu.info().uuid;
@@ -90,7 +90,7 @@ pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
             outcome
         })
     };
-    over.into_iter().map(move |Over { token, buffer, flush }| {
+    ended.into_iter().map(move |Finished { token, buffer, flush }| {
         let flushed = flush.map_or(Ok(()), |gpu| flush_once(&*gpu));
         let failed = |cause| {
             OpFailure::Copy(CopyError::Engine { dst: buffer.kind(), src: MemKind::Host, cause })
@@ -131,7 +131,7 @@ impl Transfer {
     }
 
     /// Ends the operation with success.
-    pub(super) fn end(self, bounces: &Bounces) -> Over {
+    pub(super) fn end(self, bounces: &Bounces) -> Finished {
         let Self { token, via, mut buffer } = self;
         let mut flush = None;
         match via {
@@ -157,7 +157,7 @@ impl Transfer {
             Via::Shared(registered, share) => drop((registered, share)),
             Via::Registration(_, Direction::Put) | Via::Inline => {}
         }
-        Over { token, buffer, flush }
+        Finished { token, buffer, flush }
     }
 
     /// Ends the operation with failure.

@@ -2,7 +2,7 @@
 //! accesses only permitted memory. In processes of their own, because a copier stays for a
 //! process's life.
 
-use crate::beside::{Act, SORTS};
+use crate::busy::{Act, SORTS};
 use crate::roles::Other;
 use crate::support::{MIB, copy_and_check, make, need};
 use crate::user;
@@ -19,11 +19,10 @@ use std::time::{Duration, Instant};
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
-fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_a_copier()
-{
+fn a_program_that_frees_synchronises_loads_modules_and_takes_devices_goes_on_with_a_copier() {
     let Some(_) = need(1) else { return };
     let _turn = ONE_AT_A_TIME.lock();
-    Other::alone("beside a copier");
+    Other::alone("next to a copier");
 }
 
 #[test]
@@ -62,7 +61,7 @@ fn time() -> Duration {
 /// Actions of the program with no copies next to them, for comparison.
 const ALONE: usize = 100;
 
-pub fn beside() {
+pub fn next_to_the_program() {
     let gpus = with_copiers();
     let gpu = &gpus[0];
     user::set_current(user::primary(0));
@@ -78,23 +77,23 @@ pub fn beside() {
         // The copier may be there from now on, and none of its copies is counted.
         copy(0);
         let before = copies(gpu).expect("a copier");
-        let (is_over, made) = (AtomicBool::new(false), AtomicU64::new(0));
-        let beside = std::thread::scope(|scope| {
+        let (has_ended, made) = (AtomicBool::new(false), AtomicU64::new(0));
+        let meanwhile = std::thread::scope(|scope| {
             let program = scope.spawn(|| {
-                let _ends = Ends(&is_over);
+                let _ends = Ends(&has_ended);
                 user::set_current(user::primary(0));
                 let (began, mut all) = (Instant::now(), Vec::new());
                 // Even if the actions are slow, some copies run next to them, unless one has
                 // failed.
                 let is_busy = || began.elapsed() < time() || made.load(Ordering::Relaxed) < 20;
-                while !is_over.load(Ordering::Relaxed) && is_busy() {
+                while !has_ended.load(Ordering::Relaxed) && is_busy() {
                     all.push(duration(gpu, act));
                 }
                 all
             });
-            let _ends = Ends(&is_over);
+            let _ends = Ends(&has_ended);
             for round in 1.. {
-                if is_over.load(Ordering::Relaxed) {
+                if has_ended.load(Ordering::Relaxed) {
                     break;
                 }
                 copy(round);
@@ -106,7 +105,7 @@ pub fn beside() {
         println!(
             "a program that {what}: {} next to {made:?} copies, {by_kernel} of them the kernel's; \
             {} alone",
-            in_words(beside),
+            in_words(meanwhile),
             in_words(alone)
         );
         assert!(by_kernel > 0, "a program that {what}: no copy was the kernel's");

@@ -161,7 +161,7 @@ fn events_can_be_asked_by_any_thread_and_dropped_before_they_fire() {
 
 /// One event of the driver stands for many copies: none may be reported complete before it is.
 #[test]
-fn a_copy_among_many_is_over_only_when_its_bytes_are_there() {
+fn a_copy_among_many_is_complete_only_when_its_bytes_are_there() {
     const BLOCK: usize = 64 << 10;
     const BLOCKS: usize = 150;
     let Some((_, gpus)) = need(1) else { return };

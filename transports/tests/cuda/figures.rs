@@ -177,15 +177,15 @@ fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
 fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
     for ahead in [16, 256, 2048] {
         let time = best(20_000, |count| {
-            let mut under_way = VecDeque::new();
+            let mut in_flight = VecDeque::new();
             let finish = |event: Event| while !event.query().unwrap() {};
             for _ in 0..count {
-                if under_way.len() == ahead {
-                    under_way.pop_front().into_iter().for_each(finish);
+                if in_flight.len() == ahead {
+                    in_flight.pop_front().into_iter().for_each(finish);
                 }
-                under_way.push_back(start(gpu, (to, 0), (from, 0), 8).unwrap());
+                in_flight.push_back(start(gpu, (to, 0), (from, 0), 8).unwrap());
             }
-            under_way.into_iter().for_each(finish);
+            in_flight.into_iter().for_each(finish);
         });
         println!(
             "  {:>12} bytes   {:>9} {:>9.2}   {ahead} in flight, each queried",

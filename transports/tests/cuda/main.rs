@@ -10,7 +10,7 @@
 #![expect(unsafe_code, reason = "kernels, copies and memory of the driver")]
 #![allow(unreachable_pub, reason = "the modules of one program")]
 
-mod beside;
+mod busy;
 mod contexts;
 mod copier;
 mod copies;

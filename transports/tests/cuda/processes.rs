@@ -277,9 +277,9 @@ pub fn wait_for_events(wire: &Wire) {
     wire.say(b"opened");
     wire.expect("recorded");
     stream.wait(&event.event()).unwrap();
-    let over = stream.record().unwrap();
-    wire.say(if over.query().unwrap() { b"fired" } else { b"waits" });
-    over.wait().unwrap();
+    let end = stream.record().unwrap();
+    wire.say(if end.query().unwrap() { b"fired" } else { b"waits" });
+    end.wait().unwrap();
     assert_eq!(event.event().query(), Ok(true));
     wire.say(b"fired");
 }

@@ -1,6 +1,6 @@
 //! The other process: this program again, in a role.
 
-use crate::beside;
+use crate::busy;
 use crate::contexts;
 use crate::copier;
 use crate::copies;
@@ -71,11 +71,11 @@ pub fn play() {
     // SAFETY: standard input is the socket that `Other::start` gave, and nothing else uses it.
     let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
     match role.split(": ").collect::<Vec<_>>()[..] {
-        ["busy program"] => beside::busy_program(),
-        ["beside a copier"] => copier::beside(),
+        ["busy program"] => busy::busy_program(),
+        ["next to a copier"] => copier::next_to_the_program(),
         ["kinds by a copier"] => copier::kinds(),
-        ["captured"] => streams::beside_a_capture(),
-        ["beside a kernel"] => streams::beside_a_kernel(),
+        ["captured"] => streams::next_to_a_capture(),
+        ["next to a kernel"] => streams::next_to_a_kernel(),
         ["default streams"] => pieces::on_default_streams(),
         ["words"] => streams::words(),
         ["synchronisation"] => streams::synchronisation(),

@@ -104,10 +104,10 @@ pub fn words() {
             );
             assert!(!first.is_behind(&second));
             let are_past = || [&first, &second].map(|event| event.query().unwrap());
-            let over = stream.record().unwrap();
+            let end = stream.record().unwrap();
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(
-                (over.query(), flag.load(Ordering::Acquire)),
+                (end.query(), flag.load(Ordering::Acquire)),
                 (Ok(false), 0),
                 "{what}: it waits"
             );
@@ -115,7 +115,7 @@ pub fn words() {
             // Streams rule 1: no work of the program holds up the library's copies.
             start(&**gpu, (&dst, 0), (&src, 0), MIB).unwrap().wait().unwrap();
             gate.store(6, Ordering::Release);
-            over.wait().unwrap();
+            end.wait().unwrap();
             assert_eq!(are_past(), [true; 2], "{what}");
             assert_eq!(flag.load(Ordering::Acquire), 0xdead_beef_0000_0007, "{what}");
         }
@@ -140,11 +140,11 @@ pub fn words() {
 #[test]
 fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
     let Some(_) = need(1) else { return };
-    Other::alone("beside a kernel");
+    Other::alone("next to a kernel");
 }
 
 /// Copies next to a kernel on the default stream, in the process that the test above starts.
-pub fn beside_a_kernel() {
+pub fn next_to_a_kernel() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));
     let flag = make(&gpus[0], "pinned", 8);
@@ -202,12 +202,12 @@ pub fn synchronisation() {
 /// While a thread captures a stream in the global mode, the driver refuses many calls of other
 /// threads, and spoils the capture.
 #[test]
-fn work_beside_a_thread_that_captures_a_graph_goes_on_and_does_not_spoil_it() {
+fn work_next_to_a_thread_that_captures_a_graph_goes_on_and_does_not_spoil_it() {
     let Some(_) = need(1) else { return };
     Other::alone("captured");
 }
 
-pub fn beside_a_capture() {
+pub fn next_to_a_capture() {
     let (driver, gpus) = need(1).unwrap();
     let gpu = &gpus[0];
     user::set_current(user::primary(0));

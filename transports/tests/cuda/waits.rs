@@ -83,15 +83,15 @@ pub fn rule_e() {
     let calls: [fn(usize); 2] = [|_| user::synchronize_all(), user::free];
     for (turn, call) in (1..).zip(calls) {
         word.hold(&*stream, turn).unwrap();
-        let over = stream.record().unwrap();
+        let end = stream.record().unwrap();
         let blocked = std::thread::spawn(move || {
             user::set_current(user::primary(0));
             call(ptr);
         });
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!((blocked.is_finished(), over.query()), (false, Ok(false)), "call {turn}");
+        assert_eq!((blocked.is_finished(), end.query()), (false, Ok(false)), "call {turn}");
         word.raise();
-        over.wait().unwrap();
+        end.wait().unwrap();
         blocked.join().unwrap();
     }
 }

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_dies_with_whoever_started_it() {
+    fn a_guest_dies_with_the_process_that_started_it() {
         let plan = Plan::new(vec!["true".into()], "/".into());
         let parts = Parts {
             kernel: "k".into(),

@@ -172,16 +172,16 @@ impl Session {
             // The second guest connects to a socket on which the first one listens.
             let network = parts(node).folder.join(qemu::NETWORK);
             let is_last = self.guests.len() == plan.wiring.nodes().count();
-            while !is_last && !network.exists() && !self.is_over()? {
+            while !is_last && !network.exists() && !self.have_ended()? {
                 thread::sleep(GLANCE);
             }
         }
         loop {
             // Asked before the output is read: all output before the end is then read after it.
-            let over = self.is_over()?;
-            let said = self.said(over)?;
+            let ended = self.have_ended()?;
+            let said = self.said(ended)?;
             said.iter().for_each(&mut on_line);
-            if said.is_empty() && over {
+            if said.is_empty() && ended {
                 return Ok(());
             } else if said.is_empty() {
                 thread::sleep(GLANCE);
@@ -190,11 +190,11 @@ impl Session {
     }
 
     /// Returns the command's new output.
-    fn said(&mut self, over: bool) -> Result<Vec<Said>, TaskError> {
+    fn said(&mut self, ended: bool) -> Result<Vec<Said>, TaskError> {
         let mut said = Vec::new();
         for Guest { node, outputs, .. } in &mut self.guests {
             for (stream, tail) in outputs {
-                let lines = tail.lines(over)?.into_iter();
+                let lines = tail.lines(ended)?.into_iter();
                 said.extend(lines.map(|bytes| Said { node: *node, stream: *stream, bytes }));
             }
         }
@@ -202,7 +202,7 @@ impl Session {
     }
 
     /// Polls all guests, carries out their orders, and returns `true` if all have ended.
-    fn is_over(&mut self) -> Result<bool, TaskError> {
+    fn have_ended(&mut self) -> Result<bool, TaskError> {
         for at in 0..self.guests.len() {
             for order in self.guests[at].look()? {
                 self.carry_out(self.guests[at].node, &order);

@@ -33,9 +33,9 @@ impl Tail {
     }
 
     /// Returns the lines that have come since the last call, with their line endings. Once the
-    /// file is `over`, the last line needs none. Bytes that were read are removed from the file,
+    /// file has `ended`, the last line needs none. Bytes that were read are removed from the file,
     /// which would otherwise fill the disk.
-    pub(super) fn lines(&mut self, over: bool) -> Result<Vec<Vec<u8>>, TaskError> {
+    pub(super) fn lines(&mut self, ended: bool) -> Result<Vec<Vec<u8>>, TaskError> {
         let (mut lines, before) = (Vec::new(), self.read);
         let file = match &mut self.file {
             Some(file) => file,
@@ -51,7 +51,7 @@ impl Tail {
             self.read += new as u64;
             at_end = new == 0;
             let is_whole = self.begun.ends_with(b"\n") || self.begun.len() == LINE;
-            if is_whole || at_end && over && !self.begun.is_empty() {
+            if is_whole || at_end && ended && !self.begun.is_empty() {
                 lines.push(std::mem::take(&mut self.begun));
             }
         }

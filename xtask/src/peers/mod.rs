@@ -224,13 +224,13 @@ impl Options {
 fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Measured> {
     let begun = Instant::now();
     let is_late = || options.limit.is_some_and(|limit| begun.elapsed().as_secs() >= limit);
-    let is_over = || match children::interrupted() {
+    let why_stop = || match children::interrupted() {
         true => Some("a signal came"),
         false => is_late().then_some("over the limit"),
     };
     let mut measured: Vec<Measured> = Vec::new();
     for &row in rows {
-        if let Some(why) = is_over() {
+        if let Some(why) = why_stop() {
             eprintln!("{why}: the rows from {row} on are left out");
             break;
         }
@@ -240,7 +240,7 @@ fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Meas
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
         for one in &mut measured {
-            if let Some(why) = is_over() {
+            if let Some(why) = why_stop() {
                 eprintln!("{why}, at {}", one.row);
                 return measured;
             }

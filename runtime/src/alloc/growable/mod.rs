@@ -314,7 +314,7 @@ mod tests {
     const STRIPE: usize = 2 << 20;
 
     #[test]
-    fn stripes_of_which_somebody_has_got_hold_meanwhile_are_put_back_and_all_others() {
+    fn all_stripes_are_put_back_if_one_of_them_is_held_meanwhile() {
         let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
         let mut buffer =
             GrowableBuffer::reserve(&driver.devices().unwrap(), 5 * STRIPE).build().unwrap();

@@ -128,7 +128,7 @@ impl Post<'_, Atomic<'_>> {
             Operation::FetchAdd(value) => region.fetch_add(offset, value),
             Operation::CompareSwap { expected, new } => region.compare_swap(offset, expected, new),
         };
-        Ok(self.over(8, Buffer::Small(word(held.map_err(PostError::Atomic)?))))
+        Ok(self.done(8, Buffer::Small(word(held.map_err(PostError::Atomic)?))))
     }
 }
 
@@ -188,7 +188,7 @@ impl Post<'_, ToFlush> {
         let device = self.device_inner();
         let before = device.transfers.now();
         if !device.has_memory_operations(self.desc.rank, before) {
-            return self.over(0, Buffer::Empty);
+            return self.done(0, Buffer::Empty);
         }
         let operation = self.desc.context(0, comp.cloned());
         device.flush(&self.runtime.0, Flush { before, operation, releases: None });

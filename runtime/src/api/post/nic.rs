@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The result of giving an operation to the link.
 pub(super) enum Given {
-    UnderWay,
+    InFlight,
     /// The link takes nothing more at the moment.
     Full(RetryReason),
     /// A NIC does not do that, and why.
@@ -87,7 +87,7 @@ impl<K> Post<'_, K> {
         };
         let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {
-            return Ok(Given::UnderWay);
+            return Ok(Given::InFlight);
         }
         device.outstanding.take(token);
         match submitted {
@@ -110,7 +110,7 @@ impl<K> Post<'_, K> {
     /// Returns the begun operation. `None`: it has to go through the memory's owner.
     fn begun(&self, given: Given) -> Option<Outcome> {
         match given {
-            Given::UnderWay => Some(Outcome::Posted),
+            Given::InFlight => Some(Outcome::Posted),
             Given::Full(reason) if !self.desc.mode.submits() => Some(Outcome::Retry(reason)),
             Given::Full(_) | Given::Refused(_) => None,
         }
@@ -139,11 +139,11 @@ impl Post<'_, Put<'_>> {
             token,
         });
         drop(known);
-        if !matches!(outcome, Ok(Given::UnderWay)) {
+        if !matches!(outcome, Ok(Given::InFlight)) {
             *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
         }
         let given = outcome?;
-        if matches!(given, Given::UnderWay) {
+        if matches!(given, Given::InFlight) {
             // On the same link, so behind the bytes.
             self.tell(self.device_inner(), place, size);
         }
@@ -174,7 +174,7 @@ impl Post<'_, Get<'_>> {
             token,
         });
         drop(known);
-        if !matches!(outcome, Ok(Given::UnderWay)) {
+        if !matches!(outcome, Ok(Given::InFlight)) {
             *given = Some(buffer);
         }
         Ok(self.begun(outcome?))

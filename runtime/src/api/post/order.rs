@@ -68,7 +68,7 @@ impl Order {
     ///
     /// # Errors
     /// An event has failed.
-    pub(super) fn is_over(&self) -> Result<bool, PostError> {
+    pub(super) fn is_met(&self) -> Result<bool, PostError> {
         Ok(self.stream.is_none() && All(self.after.clone()).query().map_err(PostError::Stream)?)
     }
 

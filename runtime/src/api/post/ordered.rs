@@ -166,10 +166,10 @@ impl Later {
     /// Begins the operation: its event has fired, or failed.
     fn begin(self, device: &Device) -> Start {
         if let Err(error) = self.ready.query() {
-            return Start::Over(self.end(OpError::Event(error)));
+            return Start::Done(self.end(OpError::Event(error)));
         }
         let Some(inner) = self.runtime.upgrade() else {
-            return Start::Over(self.end(OpError::Closed));
+            return Start::Done(self.end(OpError::Closed));
         };
         let runtime = Runtime::of(inner);
         let Self { ready, runtime: weak, mut said, what } = self;
@@ -220,8 +220,8 @@ impl Later {
                 let begun =
                     batch.with(|kind| said.post(&runtime, device, kind).begin_now(comp, true));
                 match begun {
-                    Ok(Started::Over(status)) => (Ok(Outcome::Done(status)), What::Batch(batch)),
-                    Ok(Started::UnderWay) => (Ok(Outcome::Posted), What::Batch(batch)),
+                    Ok(Started::Done(status)) => (Ok(Outcome::Done(status)), What::Batch(batch)),
+                    Ok(Started::InFlight) => (Ok(Outcome::Posted), What::Batch(batch)),
                     Ok(Started::Full(reason)) => (Ok(Outcome::Retry(reason)), What::Batch(batch)),
                     Ok(Started::Partly(rest)) => {
                         // From now on its parts share its end.
@@ -242,15 +242,15 @@ impl Later {
             }
         };
         match outcome {
-            Ok(Outcome::Done(status)) => Start::Over((said.op.comp, status)),
-            Ok(Outcome::Posted) => Start::UnderWay(ticket),
+            Ok(Outcome::Done(status)) => Start::Done((said.op.comp, status)),
+            Ok(Outcome::Posted) => Start::InFlight(ticket),
             Ok(Outcome::Retry(_)) => {
                 Start::Again(Box::new(Self { ready, runtime: weak, said, what }))
             }
             Err(error) => {
                 let rank = said.op.rank;
                 let later = Self { ready, runtime: weak, said, what };
-                Start::Over(later.end(OpError::of_post(error, rank)))
+                Start::Done(later.end(OpError::of_post(error, rank)))
             }
         }
     }

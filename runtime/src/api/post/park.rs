@@ -124,7 +124,7 @@ impl<K> Post<'_, K> {
         later: impl FnOnce(&mut Self, &Order) -> Result<Outcome, PostError>,
     ) -> Result<Outcome, PostError> {
         let Some(order) = self.order.take() else { return now(self) };
-        let begun = match order.is_over() {
+        let begun = match order.is_met() {
             Ok(true) => now(self),
             Ok(false) => later(self, &order),
             Err(error) => Err(error),
@@ -251,7 +251,7 @@ impl Post<'_, Recv<'_>> {
             self.check_rank()?;
             order.check_peer(runtime, rank)?;
         }
-        if order.is_over()? {
+        if order.is_met()? {
             return self.post_now();
         }
         let buffer = self.kind.owned().ok_or(PostError::Spent)?;

@@ -10,7 +10,7 @@ use super::{PostGet, PostPut};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
-use crate::datapath::{Landing, Moving, NOBODY, Port};
+use crate::datapath::{Landing, Moving, NO_COMP, Port};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::progress::Core;
@@ -72,7 +72,7 @@ impl Runtime {
 }
 
 impl<K> Post<'_, K> {
-    pub(super) fn over(&self, size: usize, buffer: Buffer) -> Outcome {
+    pub(super) fn done(&self, size: usize, buffer: Buffer) -> Outcome {
         Outcome::Done(self.desc.context(size, None).status(buffer, None))
     }
 
@@ -280,7 +280,7 @@ impl Post<'_, Put<'_>> {
             copy_now(target, buffer.view()).map_err(PostError::Memory)?;
             self.tell(self.device_inner(), &place, size);
             let buffer = take(&mut self.kind.buffer);
-            return Ok(self.over(size, buffer));
+            return Ok(self.done(size, buffer));
         }
         if let Some((region, at)) = remote
             && matches!(region.kind(), MemKind::Device(_))
@@ -328,7 +328,7 @@ impl Post<'_, Put<'_>> {
                 },
             );
         }
-        let (notified, tag) = (place.notify.unwrap_or(NOBODY), self.desc.tag);
+        let (notified, tag) = (place.notify.unwrap_or(NO_COMP), self.desc.tag);
         let request = self.request(place, size as u64);
         let operation = self.desc.context(size, comp.cloned());
         device.request(&self.runtime.0, operation, owned, |name, addr| Control::RtsPut {
@@ -493,7 +493,7 @@ impl Post<'_, Get<'_>> {
             copy_now(target, source).map_err(PostError::Memory)?;
             self.tell(self.device_inner(), &place, size);
             let buffer = self.kind.buffer.take().unwrap_or_default();
-            return Ok(self.over(size, buffer));
+            return Ok(self.done(size, buffer));
         }
         self.with_buffer(|this, given| this.begin_by_others(&place, given, remote, comp))
     }
@@ -521,7 +521,7 @@ impl Post<'_, Get<'_>> {
         let place_kind = target.place().kind();
         if size == 0 {
             self.tell(device, place, 0);
-            return Ok(self.over(0, given.take().unwrap_or_default()));
+            return Ok(self.done(0, given.take().unwrap_or_default()));
         }
         let Some((region, at)) = remote else {
             check_kinds(place_kind, MemKind::Host).map_err(PostError::Memory)?;
@@ -533,7 +533,7 @@ impl Post<'_, Get<'_>> {
             }
             let buffer = given.take().unwrap_or_default();
             let op = self.desc.context(size, comp.cloned());
-            let (notified, tag) = (place.notify.unwrap_or(NOBODY), self.desc.tag);
+            let (notified, tag) = (place.notify.unwrap_or(NO_COMP), self.desc.tag);
             let request = self.request(place, size as u64);
             device.get(&self.runtime.0, (buffer, op), Ask::Get { comp: notified, tag, request });
             return Ok(Outcome::Posted);

@@ -498,7 +498,8 @@ fn wait_for_link(out: &Outgoing<'_>) {
     let inner = &out.runtime.0;
     inner.look_out_for(out.device.index, out.desc.rank);
     inner.deadlines.note(out.desc.deadline);
-    let is_over = || out.route.linked().is_some() || out.desc.deadline.has_passed(Deadline::now());
+    let ends_wait =
+        || out.route.linked().is_some() || out.desc.deadline.has_passed(Deadline::now());
     // A forked process has nothing to wait for: the next try fails with that error.
-    let _ = inner.wait_keeping(&is_over, Some(LINKING));
+    let _ = inner.wait_keeping(&ends_wait, Some(LINKING));
 }

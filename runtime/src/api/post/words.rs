@@ -60,7 +60,7 @@ impl Post<'_, Atomic<'_>> {
             PostError::Unreachable { rank, why }
         };
         match given {
-            Ok(Given::UnderWay) => Ok(Outcome::Posted),
+            Ok(Given::InFlight) => Ok(Outcome::Posted),
             Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Outcome::Retry(reason)),
             Ok(Given::Full(_)) => {
                 self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp)

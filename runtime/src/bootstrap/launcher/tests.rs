@@ -219,7 +219,7 @@ fn a_launcher_that_is_gone_fails_what_needs_it_and_nothing_else() {
     assert!(matches!(client.get("b"), Err(BootstrapError::LauncherGone)));
     assert!(matches!(client.put("b", b""), Err(BootstrapError::LauncherGone)));
     assert!(matches!(client.fence(), Err(BootstrapError::LauncherGone)));
-    assert!(readable(&client, AT_ONCE), "so that nobody sleeps for ever");
+    assert!(readable(&client, AT_ONCE), "so that no client sleeps for ever");
 }
 
 #[test]

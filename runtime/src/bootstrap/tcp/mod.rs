@@ -7,7 +7,7 @@
 //! # The port
 //!
 //! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens
-//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT` ([`port_beside`]). A port that
+//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT` ([`port_for_master`]). A port that
 //! is taken is an error that says so. A rank that reaches another job's port gets an error, because
 //! secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback address, rank 0 listens
 //! on the loopback only.
@@ -76,7 +76,7 @@ use store::Store;
 
 pub use key::JobKey;
 pub use stand_in::StandIn;
-pub use variables::{Invitation, PORT_OFFSET, port_beside};
+pub use variables::{Invitation, PORT_OFFSET, port_for_master};
 
 /// The bootstrap of a program whose environment tells where rank 0 is. See the [module](self).
 ///

@@ -361,7 +361,7 @@ fn another_program_on_the_port_is_told_from_a_rank() {
 }
 
 #[test]
-fn pending_connections_hold_nobody_up() {
+fn pending_connections_delay_no_rank() {
     allow_descriptors();
     let port = free_port("127.0.0.1");
     let zero = FromEnvironment::join(&invitation(0, 3, port)).unwrap();
@@ -399,7 +399,7 @@ fn impostor(size: u32, port: u16) -> TcpStream {
 }
 
 #[test]
-fn bad_frames_and_half_ones_cost_their_sender_its_place_and_nobody_else_anything() {
+fn bad_frames_and_half_ones_cost_their_sender_its_place_and_other_ranks_nothing() {
     let cases: [(&[u8], Departure); 5] = [
         (b"", Departure::Disconnected),
         (&[200, 0, 0, 0, 1], Departure::Disconnected),

@@ -70,7 +70,7 @@ impl fmt::Display for Invitation {
 
 /// Returns the port for an agent's port: [`PORT_OFFSET`] above it, and beyond 65535 counted on from
 /// 1024.
-pub fn port_beside(master: u16) -> u16 {
+pub fn port_for_master(master: u16) -> u16 {
     master.checked_add(PORT_OFFSET).unwrap_or_else(|| {
         // It is at most PORT_OFFSET beyond, so there is room.
         master.wrapping_add(PORT_OFFSET) + FIRST_PORT
@@ -106,7 +106,7 @@ impl Invitation {
             Ok(port) if port > 0 => port,
             _ => return Err(wrong(MASTER_PORT, format!("is {master:?}, which is no port"))),
         };
-        let port = chosen_port(settings).unwrap_or_else(|| port_beside(master));
+        let port = chosen_port(settings).unwrap_or_else(|| port_for_master(master));
         let restart = variable(RESTARTS).and_then(|text| text.parse().ok()).unwrap_or(0);
         let unkeyed = Self {
             rank,
@@ -193,8 +193,8 @@ fn place_on_node(
     Ok(place)
 }
 
-fn missing(name: &'static str, beside: &str) -> BootstrapError {
-    wrong(name, format!("is not set, although {beside} is"))
+fn missing(name: &'static str, given: &str) -> BootstrapError {
+    wrong(name, format!("is not set, although {given} is"))
 }
 
 fn wrong(name: &'static str, problem: String) -> BootstrapError {
@@ -249,11 +249,11 @@ mod tests {
     }
 
     #[test]
-    fn our_port_is_beside_the_agents_and_never_one_that_needs_privileges() {
+    fn our_port_follows_from_the_agents_and_never_needs_privileges() {
         for (master, ours) in
             [(29500, 30500), (1, 1001), (64535, 65535), (64536, 1024), (65535, 2023)]
         {
-            assert_eq!(port_beside(master), ours, "{master}");
+            assert_eq!(port_for_master(master), ours, "{master}");
         }
         assert_eq!(read(&[("CARRACK_PORT", Some("7000"))]).unwrap().unwrap().port, 7000);
     }

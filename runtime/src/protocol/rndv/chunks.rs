@@ -161,7 +161,7 @@ impl Sent {
 
     /// Notes the end of a chunk of the window that begins at `at`. Returns that window if the
     /// receiver is told of it now.
-    pub(super) fn over(&mut self, at: usize, failed: Option<OpError>) -> Option<usize> {
+    pub(super) fn ended(&mut self, at: usize, failed: Option<OpError>) -> Option<usize> {
         self.in_flight -= 1;
         if let Some(error) = failed {
             self.fail(error);
@@ -208,7 +208,7 @@ impl Shown {
     }
 
     /// Returns `true` if no chunk is shown, and none will be.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.open.is_empty() && self.shown >= self.until
     }
 
@@ -295,8 +295,11 @@ mod tests {
         shown.shown(10, 10);
         assert_eq!(shown.unwritten(20), None, "that was not to be written");
         assert_eq!(shown.unwritten(13), Some((3, vec![10])));
-        assert_eq!((shown.next(&LIMITS), shown.written(10), shown.is_over()), (None, None, false));
-        assert_eq!((shown.written(0), shown.is_over()), (Some(10), true));
+        assert_eq!(
+            (shown.next(&LIMITS), shown.written(10), shown.has_ended()),
+            (None, None, false)
+        );
+        assert_eq!((shown.written(0), shown.has_ended()), (Some(10), true));
     }
 
     #[test]
@@ -305,7 +308,7 @@ mod tests {
         shown.shown(0, 10);
         shown.refuse();
         assert_eq!(
-            (shown.next(&LIMITS), shown.written(0), shown.is_over()),
+            (shown.next(&LIMITS), shown.written(0), shown.has_ended()),
             (None, Some(10), true)
         );
     }

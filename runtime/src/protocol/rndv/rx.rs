@@ -23,7 +23,7 @@ pub(crate) struct Rx {
     /// Bytes that arrive are dropped: an engine has failed, or the operation has ended.
     drops: bool,
     /// The operation has ended.
-    is_over: bool,
+    has_ended: bool,
 }
 
 /// The request for the bytes.
@@ -123,8 +123,8 @@ const UNASKED: Violation = Violation::Broken("it has written what it was not ask
 impl Rx {
     pub(crate) fn new(name: u64, size: usize, ask: Ask) -> Self {
         let (method, got, until, told) = (Method::Fragments, 0, size, 0);
-        let (is_asked, drops, is_over) = (false, false, false);
-        Self { name, size, ask, method, got, until, is_asked, told, drops, is_over }
+        let (is_asked, drops, has_ended) = (false, false, false);
+        Self { name, size, ask, method, got, until, is_asked, told, drops, has_ended }
     }
 
     /// Returns its name.
@@ -149,8 +149,8 @@ impl Rx {
     }
 
     /// Returns `true` if its operation has ended, and only its bytes are still expected.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Returns `true` if an engine copies its bytes, unless they are dropped.
@@ -326,7 +326,7 @@ impl Rx {
     }
 
     fn arrive(&mut self, actions: &mut Actions<RxAction>) {
-        actions.push_back(if self.is_over { RxAction::Leave } else { RxAction::Arrived });
+        actions.push_back(if self.has_ended { RxAction::Leave } else { RxAction::Arrived });
     }
 
     /// Ends the operation without its bytes.
@@ -334,10 +334,10 @@ impl Rx {
         if self.until == 0 && matches!(self.method, Method::Whole | Method::Chunks(_)) {
             actions.push_back(RxAction::TakeBack);
         }
-        if !self.is_over {
+        if !self.has_ended {
             actions.push_back(RxAction::Fail);
         }
-        (self.is_over, self.drops) = (true, true);
+        (self.has_ended, self.drops) = (true, true);
         if self.got >= self.until {
             actions.push_back(RxAction::Leave);
         }
@@ -400,7 +400,7 @@ impl Rx {
         let Method::Chunks(shown) = &self.method else { return };
         if let Some((at, len)) = shown.next(limits) {
             actions.push_back(RxAction::Show { at, len });
-        } else if shown.is_over() && self.got < self.size {
+        } else if shown.has_ended() && self.got < self.size {
             actions.extend([RxAction::TakeBack, RxAction::Choose]);
         }
     }

@@ -194,7 +194,7 @@ impl World {
             let Some(action) = actions.pop_front() else { break };
             match action {
                 RxAction::Send(control) => self.to_tx.push_back(control),
-                RxAction::Store(_) if rx.is_over() => panic!("the operation has ended"),
+                RxAction::Store(_) if rx.has_ended() => panic!("the operation has ended"),
                 RxAction::Store(at) if rx.is_staged() => {
                     assert!(at + fragment.len() <= self.granted, "it was not granted");
                     self.blocks.push((at, fragment.to_vec()));
@@ -304,7 +304,7 @@ impl World {
                 let at = choice as usize / 8 % self.chunks.len();
                 let (at, bytes, window) = self.chunks.swap_remove(at);
                 self.place[at..][..bytes.len()].copy_from_slice(&bytes);
-                self.tx_on(TxEvent::ChunkOver { at: window, failed: None });
+                self.tx_on(TxEvent::ChunkEnded { at: window, failed: None });
             }
             4 => {
                 for (at, bytes) in std::mem::take(&mut self.blocks) {

@@ -73,7 +73,7 @@ pub(crate) enum TxEvent {
     /// The link has no room for the chunk.
     ChunkBusy,
     /// A chunk of the window that begins at `at` has completed.
-    ChunkOver { at: usize, failed: Option<OpError> },
+    ChunkEnded { at: usize, failed: Option<OpError> },
     /// This rank's NIC does not reach the bytes.
     Unregistered,
     /// The bytes cannot be read, or the link has failed.
@@ -222,10 +222,10 @@ impl Tx {
                     chunks.is_blocked = true;
                 }
             }
-            TxEvent::ChunkOver { at, failed } => {
+            TxEvent::ChunkEnded { at, failed } => {
                 if let Method::Chunks(chunks) = &mut self.method {
                     let rx = chunks.rx;
-                    if let Some(at) = chunks.over(at, failed) {
+                    if let Some(at) = chunks.ended(at, failed) {
                         actions.push_back(TxAction::Send(Control::FinWrite { rx, at: at as u64 }));
                     }
                     self.go_on(limits, actions);

@@ -392,9 +392,9 @@ impl QueuePair {
             && inner.attributes.peer == packet.source.1;
         let Inner { attributes, requester, .. } = inner;
         let sequence = packet.sequence;
-        let under_way =
+        let in_flight =
             !sequence.is_before(requester.answered) && sequence.is_before(requester.next);
-        if !known || inner.state != State::ReadyToSend || !under_way {
+        if !known || inner.state != State::ReadyToSend || !in_flight {
             return;
         }
         if packet.body == Body::Lost {

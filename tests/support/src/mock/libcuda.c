@@ -757,7 +757,7 @@ struct attributes {
    1: the legacy stream was recorded. 2: the other waits for the record. 3: the other takes a batch.
    4: the legacy stream waits for a record behind the batch. */
 static int course;
-static size_t beside;
+static size_t another;
 static unsigned long long batch_order;
 int mock_course(void) { return course % 100000; }
 static void note(int what) { course = course % 10000 * 10 + what; }
@@ -768,7 +768,7 @@ static int batch(const size_t *dsts, const size_t *srcs, const size_t *lens, siz
 {
     batches++;
     IN_CONTEXT;
-    if (stream >= 2 && stream == beside)
+    if (stream >= 2 && stream == another)
         note(3), batch_order = order;
     if (batch_says)
         return batch_says;
@@ -1021,8 +1021,8 @@ int cuStreamWaitEvent(size_t stream, struct event *event, unsigned flags)
     if (flags)
         return INVALID_VALUE;
     if (stream >= 2 && event->stream < 2)
-        note(2), beside = stream;
-    if (stream < 2 && event->stream == beside && event->order > batch_order)
+        note(2), another = stream;
+    if (stream < 2 && event->stream == another && event->order > batch_order)
         note(4);
     return 0;
 }

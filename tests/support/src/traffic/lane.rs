@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Operations of a lane to one peer that are in flight at a time.
-const UNDER_WAY: usize = 16;
+const IN_FLIGHT: usize = 16;
 /// Messages of a lane to one peer that the peer has not acknowledged.
 const WINDOW: u64 = 256;
 /// Arrivals after which a lane acknowledges them.
@@ -51,7 +51,7 @@ struct Peer {
     /// Next step to begin, and arrivals at the peer that the steps before it cause.
     next: u64,
     sent: u64,
-    under_way: usize,
+    in_flight: usize,
     /// Next step of the peer that needs a receive.
     coming: Option<Step>,
     receives: usize,
@@ -94,7 +94,7 @@ impl<'a> Lane<'a> {
                 expected: theirs.arrivals(),
                 next: 0,
                 sent: 0,
-                under_way: 0,
+                in_flight: 0,
                 coming: theirs.next_send(0),
                 receives: 0,
                 told: 0,
@@ -123,7 +123,7 @@ impl<'a> Lane<'a> {
     pub(super) fn run(mut self) {
         let mut idle = 0;
         let mut moved = Instant::now();
-        while !(0..self.peers.len()).all(|peer| self.is_over(peer)) {
+        while !(0..self.peers.len()).all(|peer| self.has_ended(peer)) {
             let seen = self.inbox.activity.load(Ordering::Relaxed);
             self.moved = self.at.runtime.progress_device(self.device).expect("progress");
             while let Some(status) = self.ended.pop() {
@@ -180,16 +180,16 @@ impl<'a> Lane<'a> {
         format!("rank {} lane {}{}", self.at.runtime.rank().0, self.lane, peers.collect::<String>())
     }
 
-    fn is_over(&self, at: usize) -> bool {
+    fn has_ended(&self, at: usize) -> bool {
         let peer = &self.peers[at];
         let Arrivals { tally, done, .. } = self.inbox.from(peer.rank.0);
         if Some(peer.rank) == self.at.victim {
-            return peer.gone && peer.under_way == 0 && peer.receives == 0;
+            return peer.gone && peer.in_flight == 0 && peer.receives == 0;
         }
         assert!(tally.count <= peer.expected.count, "{} is told twice of something", peer.rank);
-        let over = peer.told_done && done && tally.count == peer.expected.count;
-        assert!(!over || tally == peer.expected, "{} is told of something else", peer.rank);
-        over
+        let ended = peer.told_done && done && tally.count == peer.expected.count;
+        assert!(!ended || tally == peer.expected, "{} is told of something else", peer.rank);
+        ended
     }
 
     /// Begins all operations that can begin now.
@@ -213,7 +213,7 @@ impl<'a> Lane<'a> {
         }
         loop {
             let peer = &self.peers[at];
-            let room = peer.under_way < UNDER_WAY && peer.sent < arrived.acked + WINDOW;
+            let room = peer.in_flight < IN_FLIGHT && peer.sent < arrived.acked + WINDOW;
             if peer.gone || !room || peer.next == self.at.plan.steps {
                 break;
             }
@@ -226,7 +226,7 @@ impl<'a> Lane<'a> {
             self.peers[at].next += 1;
         }
         let peer = &self.peers[at];
-        let all = peer.next == self.at.plan.steps && peer.under_way == 0 && peer.due.is_empty();
+        let all = peer.next == self.at.plan.steps && peer.in_flight == 0 && peer.due.is_empty();
         if all && !peer.told_done && self.say(at, DONE) {
             self.peers[at].told_done = true;
         }
@@ -364,7 +364,7 @@ impl<'a> Lane<'a> {
     /// the receiver finds wrong.
     fn used(&mut self, mut buffer: Vec<u8>) {
         buffer.fill(USED);
-        if self.spare.len() < 2 * UNDER_WAY {
+        if self.spare.len() < 2 * IN_FLIGHT {
             self.spare.push(buffer);
         }
     }
@@ -448,7 +448,7 @@ impl<'a> Lane<'a> {
             Ok(outcome) => outcome,
             Err(error) => return self.lost(at, &error),
         };
-        self.peers[at].under_way += 1;
+        self.peers[at].in_flight += 1;
         let (id, flight) = (self.next, Flight { peer: at, step, what });
         self.next += 1;
         match outcome {
@@ -462,7 +462,7 @@ impl<'a> Lane<'a> {
     fn end(&mut self, Flight { peer: at, step, what }: Flight, status: Status) {
         self.moved = true;
         let peer = &mut self.peers[at];
-        peer.under_way -= 1;
+        peer.in_flight -= 1;
         assert_eq!(status.rank, peer.rank);
         if let What::Put(slot) | What::Get(slot) = what {
             peer.busy_slots[region_of(step)][slot] =

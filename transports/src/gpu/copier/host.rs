@@ -29,7 +29,7 @@ pub trait Launcher: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// The driver's: the kernels have ended, and none can run any more.
-    fn are_over(&self) -> Result<bool, GpuError>;
+    fn have_ended(&self) -> Result<bool, GpuError>;
 
     /// Waits for some instructions.
     fn pause(&self) {
@@ -148,12 +148,12 @@ impl<L: Launcher> Resident<L> {
             return None;
         }
         let mut looks = 0_u32;
-        let is_over = || {
+        let has_ended = || {
             looks = looks.wrapping_add(1);
             self.launcher.pause();
-            looks.is_multiple_of(LOOKS) && self.launcher.are_over() != Ok(false)
+            looks.is_multiple_of(LOOKS) && self.launcher.have_ended() != Ok(false)
         };
-        let given = give(self.page(), generation, number, command(number), is_over);
+        let given = give(self.page(), generation, number, command(number), has_ended);
         self.given.store(number, Ordering::Release);
         match given {
             Given::Taken => {
@@ -236,7 +236,7 @@ impl<L: Launcher> Resident<L> {
 
     /// Returns `true` if the condition holds, or a kernel may still bring it about.
     fn is_alive(&self, is_so: &impl Fn(&Page) -> bool) -> bool {
-        match self.launcher.are_over() {
+        match self.launcher.have_ended() {
             Ok(false) => true,
             // The kernel's last act may have met the condition.
             _ if is_so(self.page()) => true,
@@ -265,10 +265,12 @@ impl<L: Launcher> Sequence for Resident<L> {
             return Ok(true);
         }
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
-        let is_over = |page: &Page| page.answered() >= number;
-        if asked.is_multiple_of(LOOKS) && !self.is_alive(&is_over) || self.failed.get().is_some() {
+        let is_answered = |page: &Page| page.answered() >= number;
+        if asked.is_multiple_of(LOOKS) && !self.is_alive(&is_answered)
+            || self.failed.get().is_some()
+        {
             return match self.failed.get() {
-                _ if is_over(self.page()) => Ok(true),
+                _ if is_answered(self.page()) => Ok(true),
                 None => Ok(false),
                 Some(NoKernel::Failed(why)) => Err(why.clone()),
                 // Cannot occur: a launch is tried when all kernels are gone, and those answered

@@ -72,14 +72,14 @@ pub(super) enum Given {
     Lost,
 }
 
-/// Gives a command to the kernel of a generation, which has begun. `is_over` returns `true` if the
+/// Gives a command to the kernel of a generation, which has begun. `has_ended` returns `true` if the
 /// kernel has ended, in whatever way; it is called while the kernel is leaving.
 pub(super) fn give(
     page: &Page,
     generation: u64,
     number: u64,
     command: Command,
-    mut is_over: impl FnMut() -> bool,
+    mut has_ended: impl FnMut() -> bool,
 ) -> Given {
     page.write(number, command);
     fence(Ordering::SeqCst);
@@ -87,7 +87,7 @@ pub(super) fn give(
         return Given::Taken;
     }
     while page.gone() < generation {
-        if is_over() && page.gone() < generation {
+        if has_ended() && page.gone() < generation {
             return Given::Lost;
         }
     }

@@ -312,7 +312,7 @@ impl Launcher for Launch {
         Ok(())
     }
 
-    fn are_over(&self) -> Result<bool, GpuError> {
+    fn have_ended(&self) -> Result<bool, GpuError> {
         self.home()?.is_idle(self.stream)
     }
 }

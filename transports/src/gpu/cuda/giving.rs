@@ -218,16 +218,16 @@ impl CudaGpu {
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
         // Taken before the copies: without an event their end would be unknown.
-        let over = users.map(|_| home.spare_event()).transpose()?;
+        let end = users.map(|_| home.spare_event()).transpose()?;
         give((home, way, stream))?;
-        let Some(over) = over else {
+        let Some(end) = end else {
             let event = copies[way as usize].given();
             if let Some(copier) = without_kernel {
                 copier.resident.renew();
             }
             return Ok(event);
         };
-        over.record(stream).inspect_err(|_| {
+        end.record(stream).inspect_err(|_| {
             // The copies have no event, so they have to end before the call returns.
             // SAFETY: the stream is the user's, in this context.
             let _ = unsafe { home.calls().stream_synchronize(stream) };

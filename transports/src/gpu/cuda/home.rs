@@ -31,7 +31,7 @@ pub(super) struct Home {
     pub(super) lanes: [Lane; 4],
     pub(super) copies: AllCopies,
     /// Stream for work that the legacy default stream refuses.
-    beside: OnceLock<StreamHandle>,
+    stand_in: OnceLock<StreamHandle>,
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
@@ -60,7 +60,7 @@ impl Home {
         Self {
             lanes: std::array::from_fn(|_| Lane::new()),
             copies: AllCopies::default(),
-            beside: OnceLock::new(),
+            stand_in: OnceLock::new(),
             events: Mutex::default(),
             pool: OnceLock::new(),
             peers: Peers::new(devices),
@@ -92,8 +92,8 @@ impl Home {
     /// Returns a stream for work that the legacy default stream refuses. It is no lane: it may
     /// stand still for as long as the default stream does, and other copies of the library must
     /// not. The context is current.
-    pub(super) fn beside(&self) -> Result<StreamHandle, GpuError> {
-        self.once(&self.beside, || self.new_stream()).copied()
+    pub(super) fn stand_in(&self) -> Result<StreamHandle, GpuError> {
+        self.once(&self.stand_in, || self.new_stream()).copied()
     }
 
     /// Makes later work of a stream wait for the work that another was given so far. The context
@@ -243,7 +243,7 @@ impl Drop for Home {
             released("event", unsafe { self.context.calls.event_destroy(event) });
         }
         let lanes = self.lanes.iter().filter_map(|lane| lane.stream.get());
-        for stream in lanes.chain(self.beside.get()) {
+        for stream in lanes.chain(self.stand_in.get()) {
             // SAFETY: made in this context, and used through this home only.
             released("stream", unsafe { self.context.calls.stream_destroy(*stream) });
         }

@@ -46,7 +46,7 @@ pub(super) struct AllCopies {
     /// Copies that all lanes were given. Counted after the lane's own count.
     given: AtomicU64,
     /// Value of `given` when all lanes were last seen idle.
-    over: AtomicU64,
+    idle_at: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Lane {
     }
 
     /// Returns `true` if a copy has ended. Never blocks.
-    fn is_over(&self, home: &Home, number: u64) -> Result<bool, GpuError> {
+    fn has_ended(&self, home: &Home, number: u64) -> Result<bool, GpuError> {
         if self.done.load(Ordering::Acquire) >= number {
             return Ok(true);
         }
@@ -129,15 +129,15 @@ impl Home {
     #[inline]
     pub(super) fn are_lanes_idle(&self) -> Result<bool, GpuError> {
         let given = self.copies.given.load(Ordering::Acquire);
-        if self.copies.over.load(Ordering::Acquire) == given {
+        if self.copies.idle_at.load(Ordering::Acquire) == given {
             return Ok(true);
         }
         for lane in &self.lanes {
-            if !lane.is_over(self, lane.given.load(Ordering::Acquire))? {
+            if !lane.has_ended(self, lane.given.load(Ordering::Acquire))? {
                 return Ok(false);
             }
         }
-        self.copies.over.store(given, Ordering::Release);
+        self.copies.idle_at.store(given, Ordering::Release);
         Ok(true)
     }
 
@@ -194,7 +194,7 @@ impl Copies {
 impl Sequence for Copies {
     #[inline]
     fn query(&self, number: u64) -> Result<bool, GpuError> {
-        self.lane().is_over(&self.home, number)
+        self.lane().has_ended(&self.home, number)
     }
 
     fn wait(&self, number: u64) -> Result<(), GpuError> {

@@ -101,7 +101,7 @@ impl CudaGpu {
             // SAFETY: the caller's promise.
             let given = unsafe {
                 if LEGACY_STREAMS.contains(&lane.2.0) {
-                    give_batch_beside(lane, pieces)
+                    give_batch_to_stand_in(lane, pieces)
                 } else {
                     give_batch(lane, pieces)
                 }
@@ -192,18 +192,18 @@ fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
 /// # Safety
 /// As `Gpu::copy_pieces`; the context is current.
 #[cold]
-unsafe fn give_batch_beside(
+unsafe fn give_batch_to_stand_in(
     (home, way, legacy): Lane<'_>,
     pieces: &Pieces,
 ) -> Result<(), GpuError> {
-    let beside = home.beside()?;
-    home.put_behind(beside, legacy)?;
+    let stand_in = home.stand_in()?;
+    home.put_behind(stand_in, legacy)?;
     // SAFETY: the caller's promise.
-    let given = unsafe { give_batch((home, way, beside), pieces) };
+    let given = unsafe { give_batch((home, way, stand_in), pieces) };
     // Also after a refusal: some copies may have begun, and will be done once more.
-    let is_behind = home.put_behind(legacy, beside);
+    let is_behind = home.put_behind(legacy, stand_in);
     if is_behind.is_err() {
-        settle((home, way, beside));
+        settle((home, way, stand_in));
     }
     given.and(is_behind)
 }

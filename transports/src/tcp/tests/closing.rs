@@ -57,7 +57,7 @@ fn a_device_that_has_closed_is_not_reached_where_a_forked_child_has_its_listener
     let start = Instant::now();
     let _link = here.connect(&there, 1);
     while !here.poll().iter().any(is_down) {
-        assert!(start.elapsed() < TIMEOUT / 2, "nobody says that the peer is gone");
+        assert!(start.elapsed() < TIMEOUT / 2, "no side says that the peer is gone");
         std::thread::sleep(Duration::from_micros(100));
     }
 }
@@ -72,6 +72,6 @@ fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
     there.device.close();
     let start = Instant::now();
     while !here.poll().iter().any(is_down) {
-        assert!(start.elapsed() < TIMEOUT / 2, "nobody says that the peer is gone");
+        assert!(start.elapsed() < TIMEOUT / 2, "no side says that the peer is gone");
     }
 }

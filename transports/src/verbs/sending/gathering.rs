@@ -56,7 +56,7 @@ impl Sending {
         let Some(record) = Record::of(header, bytes) else {
             return self.by_itself((header, bytes), completed, words, bounces);
         };
-        let mut nobody_polls = false;
+        let mut has_no_poller = false;
         if self.gathered.is_none() {
             self.room(completed, words)?;
             self.give_back(completed, bounces);
@@ -67,14 +67,14 @@ impl Sending {
             self.gathered = Some(Gathered { bounce, len: HEADER });
             // A poller checks the list before it sleeps. A listed message may have been sent
             // already, and the poller be asleep since.
-            nobody_polls = match self.is_listed {
+            has_no_poller = match self.is_listed {
                 true => signs.gathered.is_asleep(),
                 false => signs.gathered.put(self.connection),
             };
             self.is_listed = true;
         }
         let is_full = self.append(&record, bounces)?;
-        match is_full || nobody_polls {
+        match is_full || has_no_poller {
             true => self.send_off(bounces).or_else(Unsent::unless_busy),
             false => Ok(()),
         }

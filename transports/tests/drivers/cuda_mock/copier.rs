@@ -261,7 +261,7 @@ fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
 }
 
 #[test]
-fn an_engines_copy_under_way_keeps_small_ones_from_the_kernel() {
+fn an_engines_copy_in_flight_keeps_small_ones_from_the_kernel() {
     let ground = Ground::new("copier-order", None);
     ground.until_by_copier();
     let before = ground.copies();

@@ -84,7 +84,7 @@ fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
     let library = mock("inits", "-DMOCK");
     let driver = open(&library);
     assert!(format!("{driver:?}").contains("not opened"), "nothing is opened at the start");
-    assert!(driver.classify(0x10000).unwrap().is_none(), "nobody can have device memory yet");
+    assert!(driver.classify(0x10000).unwrap().is_none(), "no device memory exists yet");
     assert!(driver.version().unwrap().contains("99.0"));
     assert_eq!(driver.devices_in_use().unwrap_err().name, "NOT_INITIALIZED");
     assert_eq!(word(&library, "mock_inits"), 0);
@@ -168,7 +168,7 @@ fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for(
     assert_eq!(one.addr(), other.addr());
     assert_eq!((word(&library, "mock_opens"), word(&library, "mock_open")), (1, 1));
     drop(one);
-    assert_eq!(word(&library, "mock_open"), 1, "somebody has it");
+    assert_eq!(word(&library, "mock_open"), 1, "it is still open");
     drop(other);
     assert_eq!(word(&library, "mock_open"), 0);
     // The same bytes, which the exporter has given out again for another allocation.
@@ -329,7 +329,7 @@ fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
         let is_there = |addr| driver.classify(addr).unwrap().is_some();
         let addresses = [&first, &second].map(Region::addr);
         drop(first);
-        assert!(!is_there(addresses[0]), "nobody waits");
+        assert!(!is_there(addresses[0]), "no stream waits");
         // SAFETY: an aligned word that stays.
         unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) }.unwrap();
         drop(second);
@@ -411,7 +411,7 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
 
 /// Otherwise their memory would be reused while the engine still copies.
 #[test]
-fn copies_under_way_have_not_failed_because_no_event_can_tell_of_them() {
+fn copies_in_flight_have_not_failed_because_no_event_can_tell_of_them() {
     let library = mock("unmarked", "-DMOCK");
     let gpu = open(&library).devices().unwrap().remove(0);
     let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());

@@ -114,7 +114,7 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
 }
 
 #[test]
-fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_beside_it() {
+fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_on_another_stream() {
     let ground = Ground::new("legacy", "-DNEW");
     let driver = open(&ground.library);
     let mut streams = None;

@@ -146,7 +146,7 @@ fn a_message_that_is_too_long_for_the_device_fails_locally() {
 }
 
 #[test]
-fn reads_beyond_what_may_be_under_way_wait_for_their_turn() {
+fn reads_beyond_what_may_be_in_flight_wait_for_their_turn() {
     let limits = Limits { reads: 1, ..Limits::default() };
     let bench = Bench::simulated(Config { limits, ..Config::devices(2) });
     let options = Options::default();
@@ -244,7 +244,7 @@ fn a_queue_whose_events_are_not_acknowledged_is_destroyed_when_they_are() {
 }
 
 #[test]
-fn everything_can_be_destroyed_that_nobody_uses() {
+fn everything_can_be_destroyed_that_is_not_in_use() {
     let nic = SimulatedNic::new(Config::default()).unwrap();
     let limits =
         Limits { queue_pairs: 1, completion_queues: 1, protection_domains: 1, ..Limits::default() };
@@ -373,7 +373,7 @@ fn nics_that_come_and_go_on_one_network_always_have_an_engine() {
 }
 
 #[test]
-fn when_a_nic_has_gone_round_all_that_was_posted_before_is_over() {
+fn when_a_nic_has_gone_round_all_that_was_posted_before_has_ended() {
     let fabric = format!("rounds in {}", std::process::id());
     let bench = Bench::simulated(Config { fabric: Some(fabric), ..Config::devices(2) });
     let (qa, qb) = bench.connect(&Options::default());

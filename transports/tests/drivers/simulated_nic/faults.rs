@@ -172,7 +172,7 @@ fn an_overrun_can_be_ordered() {
 }
 
 #[test]
-fn held_completions_show_in_order_when_they_are_let_go() {
+fn held_completions_show_in_order_when_they_are_released() {
     let bench = bench();
     let (qa, _qb) = bench.connect(&Options::default());
     let (a, b) = (bench.a.buffer(8), bench.b.buffer(8));

@@ -201,7 +201,7 @@ fn a_process_that_is_killed_is_silence_until_the_retries_have_failed() {
 }
 
 #[test]
-fn a_process_that_is_stopped_fails_nobody() {
+fn a_process_that_is_stopped_fails_no_request() {
     let Connected { peer, qp, node, remote, nic, .. } = connected("stopped");
     let mine = node.buffer(1000);
     let pid = rustix::process::Pid::from_raw(peer.process.id().cast_signed()).unwrap();

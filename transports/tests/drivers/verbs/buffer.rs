@@ -105,7 +105,7 @@ impl Drop for Buffer {
             .map(|at| unsafe { self.memory.0.add(at).read_volatile() })
             .all(|byte| byte == GUARDED);
         if !std::thread::panicking() {
-            assert!(intact, "somebody wrote beside a buffer");
+            assert!(intact, "bytes next to a buffer were written");
         }
     }
 }

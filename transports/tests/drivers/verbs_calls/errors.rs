@@ -55,7 +55,7 @@ fn a_range_or_purpose_that_the_key_is_not_for_fails_with_a_remote_access_error()
 }
 
 #[test]
-fn a_queue_pair_that_lets_nobody_write_is_not_written_to() {
+fn a_queue_pair_that_allows_no_writes_is_not_written_to() {
     let bench = Bench::chosen();
     let (qa, _qb) = bench.connect(&Options { access: Access::REMOTE_READ, ..Options::default() });
     let (a, b) = (bench.a.buffer(64), bench.b.buffer(64));

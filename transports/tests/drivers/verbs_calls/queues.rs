@@ -64,7 +64,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
 }
 
 #[test]
-fn a_completion_wakes_whoever_waits_for_it() {
+fn a_completion_wakes_a_thread_that_waits_for_it() {
     let bench = Bench::chosen();
     let (qa, qb) = bench.connect(&Options::default());
     let (a, b) = (bench.a.buffer(64), bench.b.buffer(64));
@@ -84,7 +84,7 @@ fn a_completion_wakes_whoever_waits_for_it() {
 }
 
 #[test]
-fn a_solicited_completion_wakes_whoever_waits_for_these_only() {
+fn a_solicited_completion_wakes_a_thread_that_waits_for_these_only() {
     let bench = Bench::chosen();
     let (qa, qb) = bench.connect(&Options::default());
     let (a, b) = (bench.a.buffer(64), bench.b.buffer(64));

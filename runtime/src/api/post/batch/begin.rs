@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 /// The progress of a batch.
 pub(in crate::api::post) enum Started {
-    Over(Status),
-    UnderWay,
+    Done(Status),
+    InFlight,
     /// Too many operations wait for peers already: nothing was begun.
     Full(RetryReason),
     /// The pieces that there was room for are in flight.
@@ -34,13 +34,13 @@ impl Post<'_, Batch<'_>> {
             return Ok(BUSY);
         }
         if let Some(order) = &self.order
-            && !order.is_over()?
+            && !order.is_met()?
         {
             return self.begin_in_order(order, comp);
         }
         match self.begin_now(comp, false)? {
-            Started::Over(status) => Ok(Outcome::Done(status)),
-            Started::UnderWay => Ok(Outcome::Posted),
+            Started::Done(status) => Ok(Outcome::Done(status)),
+            Started::InFlight => Ok(Outcome::Posted),
             Started::Full(_) => Ok(BUSY),
             Started::Partly(rest) => {
                 let join: Arc<dyn Completion> = rest.join().clone();
@@ -86,7 +86,7 @@ impl Post<'_, Batch<'_>> {
                     plan.size,
                 );
             }
-            return Ok(Started::Over(self.status(plan.size)));
+            return Ok(Started::Done(self.status(plan.size)));
         }
         if plan.has_rest() && !has_waited && self.is_full() {
             return Ok(Started::Full(RetryReason::Unanswered));
@@ -115,10 +115,10 @@ impl Post<'_, Batch<'_>> {
             // As if it had ended later: it was begun.
             Some(status) if status.error.is_some() => {
                 self.runtime.0.tell(self.device_inner(), comp, status);
-                Started::UnderWay
+                Started::InFlight
             }
-            Some(status) => Started::Over(status),
-            None => Started::UnderWay,
+            Some(status) => Started::Done(status),
+            None => Started::InFlight,
         })
     }
 

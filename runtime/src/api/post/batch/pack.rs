@@ -5,7 +5,7 @@ use super::join::Join;
 use super::{Batch, Piece};
 use crate::api::post::options::{Outcome, Post, RetryReason};
 use crate::comp::{Completion, Status};
-use crate::datapath::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed, list};
+use crate::datapath::packed::{BYTES, COUNT, GPU_PIECE, PIECE, PackedInFlight, copy_packed, list};
 use crate::datapath::{Device, Landing, Port};
 use crate::deadline::Deadline;
 use crate::error::{OpError, PostError};
@@ -108,18 +108,18 @@ impl Post<'_, Batch<'_>> {
         self.check_deadline()?;
         self.check_transport(self.check_reach()?)?;
         let (device, runtime) = (self.device_inner(), &self.runtime.0);
-        let under_way = if device.transfers.is_full() {
+        let in_flight = if device.transfers.is_full() {
             None
         } else {
             device.transfers.note_packed(self.desc.rank)
         };
-        let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
+        let Some(in_flight) = in_flight else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
         pack.recheck()?;
-        let under_way = Arc::new(under_way);
+        let in_flight = Arc::new(in_flight);
         let lists = pack.pieces.iter().map(|(local, place)| (*place, local.len()));
         let (packed, behind) =
             list(lists, if is_put { pack.bytes } else { 0 }).map_err(PostError::Memory)?;
-        under_way.with(&packed);
+        in_flight.with(&packed);
         let request = Request {
             name: 0,
             region: pack.region,
@@ -128,7 +128,7 @@ impl Post<'_, Batch<'_>> {
             second: 0,
         };
         let end: Arc<dyn Completion> =
-            Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
+            Arc::new(End { join: join.clone(), in_flight: Mutex::new(Some(in_flight)) });
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // The size of this pack; the join reports that of the batch.
@@ -181,12 +181,12 @@ fn ask(
 /// The end of a pack.
 struct End {
     join: Arc<Join>,
-    under_way: Mutex<Option<Arc<UnderWay>>>,
+    in_flight: Mutex<Option<Arc<PackedInFlight>>>,
 }
 
 impl Completion for End {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        drop(taken(&self.under_way));
+        drop(taken(&self.in_flight));
         self.join.signal(status)
     }
 

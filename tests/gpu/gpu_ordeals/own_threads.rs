@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// synchronisation of devices, and kernels that need a whole device.
 #[test]
 fn a_program_that_allocates_frees_and_synchronises_all_the_time_disturbs_no_message() {
-    let _watchdog = Watchdog::over("beside");
-    Ranks::start("gpu_ordeals::beside", 2, &[amount("TEST_BESIDE", 60, 600)]).succeed();
+    let _watchdog = Watchdog::over("own_threads");
+    Ranks::start("gpu_ordeals::own_threads", 2, &[amount("TEST_OWN_THREADS", 60, 600)]).succeed();
 }
 
 const LEN: usize = 1 << 20;
@@ -24,14 +24,14 @@ const LEN: usize = 1 << 20;
 pub(crate) fn rank(role: &Role) {
     let gpus = Gpus::here();
     let runtime = gpus.runtime(role);
-    let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (has_ended, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for thread in 0..2 {
-            let (gpus, is_over, rounds) = (&gpus, &is_over, &rounds);
+            let (gpus, has_ended, rounds) = (&gpus, &has_ended, &rounds);
             scope.spawn(move || {
                 let gpu = &gpus.all[thread % gpus.all.len()];
                 let kept = gpu.stream().unwrap();
-                while !is_over.load(Ordering::Relaxed) {
+                while !has_ended.load(Ordering::Relaxed) {
                     for flavour in
                         [Flavour::Plain, Flavour::Shareable, Flavour::Pooled, Flavour::Pinned]
                     {
@@ -47,7 +47,7 @@ pub(crate) fn rank(role: &Role) {
                 }
             });
         }
-        let _ends = Ends(&is_over);
+        let _ends = Ends(&has_ended);
         traffic(role, &gpus, &runtime);
         // At least once each way, however quick the messages were.
         let seen = rounds.load(Ordering::Relaxed);

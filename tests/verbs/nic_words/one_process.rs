@@ -58,7 +58,7 @@ fn add(ranks: &[Runtime], at: usize, rmr: &RemoteKey, value: u64) -> Result<u64,
 
 #[test]
 fn ranks_that_reach_the_memory_otherwise_go_by_the_nic_all_the_same() {
-    let _watchdog = Watchdog::over("words of a NIC beside a loopback");
+    let _watchdog = Watchdog::over("words of a NIC next to a loopback");
     let ranks = ranks(&nics([(); 3].map(|()| Config::default())));
     let region = Region::host(64);
     let (_mr, rmr) = words(&ranks[1], &region).unwrap();
@@ -69,7 +69,7 @@ fn ranks_that_reach_the_memory_otherwise_go_by_the_nic_all_the_same() {
     for at in [0, 1, 2, 1, 0] {
         add(&ranks, at, &rmr, 10).unwrap();
     }
-    assert_eq!(region.fetch_add(0, 0), Ok(55), "nobody is at it any more");
+    assert_eq!(region.fetch_add(0, 0), Ok(55), "no operation uses it any more");
     const EACH: u64 = 1000;
     std::thread::scope(|scope| {
         for rank in &ranks {
@@ -138,7 +138,7 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
 }
 
 #[test]
-fn a_nic_that_has_few_atomic_operations_under_way_holds_the_others_back() {
+fn a_nic_that_has_few_atomic_operations_in_flight_holds_the_others_back() {
     let _watchdog = Watchdog::over("few atomic operations at a time");
     let few = [16, 1, 2]
         .map(|reads| Config { limits: Limits { reads, ..Limits::default() }, ..Config::default() });

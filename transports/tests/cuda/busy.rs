@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// synchronise, load modules and take the whole device for a kernel at any time, and the library's
 /// copies go on. In a process of its own, because it does all of this at once.
 #[test]
-fn a_program_that_frees_synchronises_loads_modules_and_takes_devices_goes_on_beside_our_copies() {
+fn a_program_that_frees_synchronises_loads_modules_and_takes_devices_goes_on_during_our_copies() {
     let Some(_) = need(1) else { return };
     Other::alone("busy program");
 }
