@@ -32,7 +32,8 @@ pub struct PeerPaths {
     pub paths: Vec<PathVerdict>,
     /// The way of messages from each kind of memory, if there is a path.
     pub kinds: Vec<KindPath>,
-    /// The reason why the way is unknown, if it is: the peer has not started, or is gone.
+    /// The reason why no connection is there: the peer has not started, or is gone, or this process
+    /// lacks a descriptor.
     pub trouble: Option<String>,
 }
 
@@ -106,16 +107,23 @@ impl Runtime {
                 explained.paths = paths;
                 if let Some(lane) = chosen.and_then(|at| device.lanes.get(at)) {
                     let left = patience.saturating_sub(begun.elapsed()).min(ANSWER);
-                    if let Some(linked) = self.linked(device, rank) {
-                        let _ = self.0.wait_keeping(&|| linked.link.is_up(), Some(left));
+                    let is_up = || self.linked(device, rank).is_some_and(|it| it.link.is_up());
+                    if self.0.wait_keeping(&is_up, Some(left)).is_err() {
+                        let lacks = device.known_route(rank).and_then(|route| route.lacks());
+                        explained.trouble = lacks.or_else(|| lane.device.shortage());
                     }
                     explained.kinds = self.explain_kinds(device, rank, lane.transport, &lane.caps);
                 }
             }
             Some(Err(error)) => explained.trouble = Some(error.to_string()),
             _ => {
-                let why = waited.err().map(|error| error.to_string()).unwrap_or_default();
-                explained.trouble = Some(format!("it has not published an address: {why}"));
+                let why = match waited {
+                    Err(WaitError::Progress(why)) => why.to_string(),
+                    _ => {
+                        format!("it has had {patience:?}; see that it calls Runtime::start")
+                    }
+                };
+                explained.trouble = Some(format!("{rank} has not published an address: {why}"));
             }
         }
         explained

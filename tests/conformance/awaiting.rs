@@ -415,9 +415,30 @@ fn what_is_pending_is_told_in_words<J: Job>() {
     until(&ranks, || zero.pending().unexpected == 1);
     let text = zero.pending().to_string();
     assert!(text.contains("rank 0 of 2: 2 operations pending, 1 messages"), "{text}");
-    assert!(text.contains("receive, rank 1, tag 55, 33 B: waits for its message"), "{text}");
+    // A receive from any rank and a message by rank and tag do not meet.
+    posted(zero.post_recv(Rank::ANY, vec![0; 33], Tag(1)).comp(&over).try_submit());
+    let text = zero.pending().to_string();
+    for line in [
+        "receive, rank 1, tag 55, 33 B: waits for its message (Matching::RankTag)\n",
+        "receive, any rank, tag 1, 33 B: waits for its message (Matching::TagOnly)\n",
+        "message, rank 1, tag 1, 12 B: waits for its receive (Matching::RankTag)\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
     assert!(
         text.contains("message that was offered, rank 1, tag 77, 100000 B: waits for its receive"),
         "{text}"
     );
+    let engine = ranks.iter().map(|rank| rank.matching_engine().unwrap()).collect::<Vec<_>>();
+    for tag in 0..20 {
+        let send =
+            || one.post_send(Rank(0), b"x", Tag(tag)).matching_engine(&engine[1]).try_submit();
+        sent(&ranks, send);
+    }
+    until(&ranks, || zero.pending().unexpected == 21);
+    let pending = zero.pending();
+    assert_eq!(pending.messages.len(), 8);
+    let text = pending.to_string();
+    assert!(text.contains("1 B: waits for its receive (Matching::RankTag, engine 2)\n"), "{text}");
+    assert!(text.ends_with("  and 13 more\n"), "{text}");
 }

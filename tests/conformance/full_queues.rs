@@ -147,7 +147,7 @@ fn each_episode_of_a_full_queue_is_reported_once<J: Job>() {
         }
         // The sender's calls may have made progress on the receiver, and heard of it.
         assert!(told <= 1, "told {told} times in episode {episode}");
-        assert!(!ranks[1].pending().to_string().contains(" 0 deliveries held up"));
+        assert!(!ranks[1].pending().to_string().contains(" 0 deliveries ("));
         take_all(&ranks, &narrow, first..first + 10);
     }
 }
@@ -460,6 +460,10 @@ fn what_waits_for_a_full_queue_is_pending<J: Job>() {
     let name = ranks[1].register_comp(&narrow).unwrap();
     send_to(&ranks, name, 0..7, &[8]);
     until_with_errors(&ranks, || ranks[1].pending().deferred == 5);
+    let pending = ranks[1].pending();
+    assert_eq!((pending.unexpected, pending.unexpected_bytes), (0, 0));
+    assert_eq!(pending.deferred_bytes, ranks[1].unexpected_bytes());
+    assert!(pending.deferred_bytes > 5 * 8, "{pending}");
     assert!(!ranks[1].test_drained(ranks[1].default_device()));
     // A rank that ends now tells its own operations' ends, and what peers have sent goes with it.
     let sent_back = Sink::keeping();

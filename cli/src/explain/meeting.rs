@@ -2,7 +2,7 @@
 //! everything that does not depend on the others.
 
 use super::ExplainError;
-use carrack::{CollectiveError, Group, Runtime};
+use carrack::{CollectiveError, Group, Runtime, WaitError};
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
@@ -29,7 +29,10 @@ impl<'g> Meeting<'g> {
     /// # Errors
     /// The reason why nothing is known of the others.
     pub(super) fn wait(&self, runtime: &Runtime, limit: Duration) -> Result<(), String> {
-        runtime.wait_for(limit, || self.has_ended()).map_err(|why| why.to_string())?;
+        runtime.wait_for(limit, || self.has_ended()).map_err(|why| match why {
+            WaitError::TimedOut(limit) => format!("a rank has not come within {limit:?}"),
+            why => why.to_string(),
+        })?;
         match &*self.0.borrow() {
             State::Ended(Err(why)) => Err(why.to_string()),
             _ => Ok(()),
@@ -77,7 +80,7 @@ mod tests {
             let world = rank.world();
             let meeting = Meeting::of(&world);
             let why = meeting.wait(rank, Duration::from_millis(10)).unwrap_err();
-            assert!(why.contains("still false after 10ms"), "{why}");
+            assert!(why.contains("not come within 10ms"), "{why}");
             have_waited.wait();
             meeting.end(rank).unwrap();
         };

@@ -177,7 +177,8 @@ impl Runtime {
         self.0.comps.deregister(name)
     }
 
-    /// Returns the bytes of messages that have come before their receives. The limit is
+    /// Returns the bytes of messages that have come before their receives, and of deliveries that
+    /// a full completion object holds up. The limit is
     /// `CARRACK_UNEXPECTED`, plus the messages that the links to this rank hold
     /// (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {
@@ -185,9 +186,10 @@ impl Runtime {
     }
 
     /// Returns the reason of a rank's end, if it is gone and all of its messages have been
-    /// signaled to its completion objects. From then on no message comes from it.
+    /// signaled to its completion objects. From then on no message comes from it. A rank that does
+    /// not exist is gone.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
-        let cause = self.0.down().get(&rank).cloned()?;
+        let cause = self.0.known_down(rank)?;
         let waits = |device: &Device| device.0.undelivered.has_from(rank);
         // Earlier messages of the rank may still wait for their completion object.
         (!self.0.devices().iter().any(waits)).then_some(cause)
@@ -195,7 +197,8 @@ impl Runtime {
 
     /// Returns the known state of a rank, from progress or from an operation that failed because
     /// the rank is gone. Messages that it sent before may still come;
-    /// [`peer_down`](Self::peer_down) reports its end behind them.
+    /// [`peer_down`](Self::peer_down) reports its end behind them. A rank that does not exist is
+    /// [`Down`](PeerState::Down).
     pub fn peer_state(&self, rank: Rank) -> PeerState {
         match self.0.told_down(rank) {
             Some(cause) => PeerState::Down(cause),

@@ -3,7 +3,7 @@
 use super::table::Table;
 use super::{Key, Matching};
 use crate::error::{OpError, ResourceError};
-use crate::names::{Rank, Tag};
+use crate::names::{COLLECTIVE_ENGINE, DEFAULT_ENGINE, Rank, Tag};
 use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
 use crate::protocol::wire::Rts;
 use carrack_transports::contract::Payload;
@@ -28,6 +28,16 @@ pub(crate) struct Unexpected {
     pub(crate) from: Rank,
     pub(crate) tag: Tag,
     pub(crate) content: Content,
+}
+
+impl Unexpected {
+    fn envelope(&self) -> Envelope {
+        let size = match &self.content {
+            Content::Here(payload) => payload.len() as u64,
+            Content::Offered(rts, _) => rts.size,
+        };
+        Envelope { rank: self.from, tag: self.tag, size }
+    }
 }
 
 /// The content of a message.
@@ -195,14 +205,26 @@ impl MatchingEngine {
 
     /// Returns the message that the next receive of this key would meet.
     pub(crate) fn probe(&self, policy: Matching, rank: Rank, tag: Tag) -> Option<Envelope> {
-        self.0.table.peek_a(Key::new(policy, rank, tag), |message| Envelope {
-            rank: message.from,
-            tag: message.tag,
-            size: match &message.content {
-                Content::Here(payload) => payload.len() as u64,
-                Content::Offered(rts, _) => rts.size,
-            },
-        })
+        self.0.table.peek_a(Key::new(policy, rank, tag), Unexpected::envelope)
+    }
+
+    /// Describes messages that have come before their receives, at most `most`.
+    pub(crate) fn list_messages(&self, most: usize, list: &mut dyn FnMut(PendingOp)) {
+        self.0.table.some_a(most, |key, message| {
+            let Envelope { rank, tag, size } = message.envelope();
+            let waits_for = self.partner("its receive", key);
+            list(PendingOp { what: "message", rank, tag, size, waits_for });
+        });
+    }
+
+    /// Describes the partner that a message or a receive waits for.
+    fn partner(&self, partner: &str, key: Key) -> String {
+        let policy = key.policy();
+        match self.0.index {
+            DEFAULT_ENGINE => format!("{partner} (Matching::{policy:?})"),
+            COLLECTIVE_ENGINE => format!("{partner} (in a collective)"),
+            index => format!("{partner} (Matching::{policy:?}, engine {index})"),
+        }
     }
 
     /// Returns the numbers of waiting messages and of waiting receives.
@@ -229,9 +251,9 @@ impl Holder for MatchingEngine {
     }
 
     fn list(&self, list: &mut dyn FnMut(PendingOp)) {
-        self.0.table.each_b(|Receive { op, buffer }| {
+        self.0.table.each_b(|key, Receive { op, buffer }| {
             let size = buffer.len() as u64;
-            list(PendingOp { size, ..op.pending("receive", "its message") });
+            list(PendingOp { size, ..op.pending("receive", self.partner("its message", key)) });
         });
     }
 

@@ -69,6 +69,11 @@ impl Key {
         }
     }
 
+    /// Returns the policy, from its code.
+    pub(crate) fn policy(&self) -> Matching {
+        Matching::from_code((self.who >> 32) as u8).unwrap_or_default()
+    }
+
     /// Returns `true` if only a message of `rank` can have this key.
     pub(crate) fn is_of(&self, rank: Rank) -> bool {
         [Matching::RankTag, Matching::RankOnly]

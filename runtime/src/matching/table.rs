@@ -437,10 +437,28 @@ impl<A, B: Default> Table<A, B> {
         }
     }
 
-    /// Looks at every `B` that waits, a shard at a time.
-    pub(crate) fn each_b(&self, mut look: impl FnMut(&B)) {
+    /// Looks at some of the `A`s that wait, at most `most`, a shard at a time.
+    pub(crate) fn some_a(&self, mut most: usize, mut look: impl FnMut(Key, &A)) {
         for shard in self.shards.iter() {
-            shard.lock().places.iter().filter_map(Place::b).for_each(&mut look);
+            for place in &shard.lock().places {
+                if most > 0
+                    && let Value::A(value) = &place.value
+                {
+                    most -= 1;
+                    look(place.key, value);
+                }
+            }
+        }
+    }
+
+    /// Looks at every `B` that waits, a shard at a time.
+    pub(crate) fn each_b(&self, mut look: impl FnMut(Key, &B)) {
+        for shard in self.shards.iter() {
+            for place in &shard.lock().places {
+                if let Some(value) = place.b() {
+                    look(place.key, value);
+                }
+            }
         }
     }
 

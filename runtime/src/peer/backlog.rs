@@ -55,16 +55,15 @@ impl Parked {
         self.op.end(self.stage.into_buffer(), error)
     }
 
-    /// Describes it, for diagnostics.
-    pub(super) fn pending(&self, is_linked: bool) -> PendingOp {
-        let waits_for = match self.stage {
-            _ if !is_linked => "the peer to start",
+    /// Describes it, for diagnostics. `link` is the event that the link waits for.
+    pub(super) fn pending(&self, link: Option<&str>) -> PendingOp {
+        let stage = match self.stage {
             Stage::After(..) => "the event that it was ordered after",
             Stage::Ready(_) | Stage::Staged(..) => "its turn, or room at the peer",
             Stage::Staging(..) => "an engine of a GPU",
             Stage::Ended(_) => "nothing",
         };
-        self.op.pending("message in the backlog", waits_for)
+        self.op.pending("message in the backlog", link.unwrap_or(stage))
     }
 
     /// Returns `true` if it is one of the runtime's own messages, or part of a collective.

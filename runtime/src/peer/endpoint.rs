@@ -408,8 +408,8 @@ impl Holder for Endpoint {
 
     fn list(&self, list: &mut dyn FnMut(PendingOp)) {
         for route in self.busy_ranks().into_iter().filter_map(|rank| self.known_route(rank)) {
-            let is_linked = route.linked().is_some();
-            route.backlog().iter().for_each(|parked| list(parked.pending(is_linked)));
+            let link = route.waits_for();
+            route.backlog().iter().for_each(|parked| list(parked.pending(link.as_deref())));
         }
         for _ in 0..self.outstanding.len() {
             list(PendingOp {

@@ -46,8 +46,8 @@ pub(crate) struct Route {
     words_over: OnceLock<&'static str>,
     /// The link to the peer's NIC for these words, where messages take another path.
     to_words: OnceLock<Arc<dyn Link>>,
-    /// Set once a shortage for a link was reported.
-    has_told: AtomicBool,
+    /// The last shortage of this process for the link.
+    lacks: Mutex<Option<String>>,
 }
 
 /// Flag of `hurdles`: the peer is gone. Its ring may still take a message, which would never be
@@ -150,7 +150,7 @@ impl Route {
             takes_no_notifications: AtomicBool::new(false),
             words_over: OnceLock::new(),
             to_words: OnceLock::new(),
-            has_told: AtomicBool::new(false),
+            lacks: Mutex::default(),
         }
     }
 
@@ -158,6 +158,21 @@ impl Route {
     #[inline(always)]
     pub(crate) fn linked(&self) -> Option<&Linked> {
         self.linked.get()
+    }
+
+    /// Returns the event that a link waits for that is not up, for diagnostics.
+    pub(crate) fn waits_for(&self) -> Option<String> {
+        match (self.linked(), self.lacks()) {
+            (Some(linked), _) if linked.link.is_up() => None,
+            (Some(_), _) => Some("the peer to accept the connection".into()),
+            (None, Some(why)) => Some(format!("a connection: {why}")),
+            (None, None) => Some("the peer to start".into()),
+        }
+    }
+
+    /// Returns the last shortage of this process for the link.
+    pub(crate) fn lacks(&self) -> Option<String> {
+        self.lacks.lock().clone()
     }
 
     /// Returns the reason of the peer's end, if it is gone.
@@ -289,13 +304,15 @@ impl Route {
         }
         match self.try_link(local, device) {
             Err(PostError::Lacking { rank, why }) => {
-                if !self.has_told.swap(true, Ordering::Relaxed) {
+                let mut lacks = self.lacks.lock();
+                if lacks.is_none() {
                     tracing::warn!(
                         rank = rank.0,
                         why,
                         "what is sent to a rank waits for a connection"
                     );
                 }
+                *lacks = Some(why);
                 Ok(None)
             }
             linked => linked,

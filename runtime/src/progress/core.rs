@@ -8,6 +8,7 @@ use super::signal::signal;
 use crate::chores::Waiting;
 use crate::comp::{Ranks, Registry};
 use crate::datapath::{Carrier, Device, Port};
+use crate::error::PostError;
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::Rank;
 use crate::op::{Ended, Ending, Holder};
@@ -162,10 +163,18 @@ impl Core {
         device.tell_later(ended);
     }
 
+    /// Returns the reason of a rank's end, if progress has noticed it, or if there is no such rank.
+    pub(crate) fn known_down(&self, rank: Rank) -> Option<DownCause> {
+        if rank.0 >= self.size {
+            let error = PostError::NoSuchRank { rank, last: self.size - 1 };
+            return Some(DownCause::Lost(error.to_string()));
+        }
+        self.down().get(&rank).cloned()
+    }
+
     /// Returns the reason of a rank's end, if progress or an operation has noticed it.
     pub(crate) fn told_down(&self, rank: Rank) -> Option<DownCause> {
-        let known = self.down().get(&rank).cloned();
-        known.or_else(|| {
+        self.known_down(rank).or_else(|| {
             let devices = self.devices();
             devices.iter().find_map(|device| device.0.known_route(rank)?.told_down().cloned())
         })

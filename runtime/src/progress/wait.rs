@@ -312,6 +312,15 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_has_not_started_is_named_with_the_time_that_it_was_waited_for() {
+        let (runtime, _other) = start();
+        let trouble = runtime.explain(Duration::from_millis(10)).swap_remove(1).trouble;
+        let trouble = trouble.unwrap();
+        assert!(trouble.starts_with("rank 1 has not published an address"), "{trouble}");
+        assert!(trouble.contains("10ms"), "{trouble}");
+    }
+
+    #[test]
     fn the_end_of_a_runtime_wakes_threads_that_sleep_apart() {
         let (runtime, _other) = start();
         let sleep = runtime.0.sleep_apart(&mut SHORT.clone());

@@ -116,8 +116,13 @@ impl Unexpected {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the bytes among them that wait for room in a completion object.
+    pub(crate) fn undelivered_bytes(&self) -> usize {
+        self.undelivered.load(Ordering::Relaxed)
+    }
+
     /// Returns the room for a rank that was told `before`.
     pub(crate) fn room(&self, before: Room) -> Room {
-        self.budget.room((self.bytes(), self.undelivered.load(Ordering::Relaxed)), before)
+        self.budget.room((self.bytes(), self.undelivered_bytes()), before)
     }
 }

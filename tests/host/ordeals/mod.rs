@@ -38,6 +38,7 @@ fn a_rank_in_its_role() {
         "no_memory" => poor::no_memory(&role),
         "sandbox" => poor::sandbox(&role),
         "posts" => poor::posts(&role),
+        "short" => poor::short(&role),
         "slow" => slow::rank(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),

@@ -4,7 +4,7 @@ use crate::support::kernel;
 use crate::support::ranks::{Ranks, Role, listing, lone_rank};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
-use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
+use crate::support::{Job, OverShm, OverTcp, Watchdog, built, pattern, rng};
 use carrack::settings::{AutoChoice, GpuChoice, Settings, TransportChoice};
 use carrack::transports::sync::barrier::Barrier;
 use carrack::transports::sync::{BiasedLock, Queue, Sleepers, attention};
@@ -349,6 +349,53 @@ pub(crate) fn posts(_: &Role) {
         drop(spent);
         assert_eq!(holdings(), before, "descriptors, and segments that are mapped");
         assert!(matches!(meet(&ranks, whole), Meeting::Smooth));
+    }
+}
+
+#[test]
+fn a_message_that_waits_for_a_descriptor_is_pending_with_that_reason_on_either_side() {
+    let _watchdog = Watchdog::over("short");
+    for is_tcp in [0, 1] {
+        Ranks::start("ordeals::short", 1, &[is_tcp]).succeed();
+    }
+}
+
+/// Sends a message between two ranks of one process, with more and more descriptors until they
+/// suffice.
+pub(crate) fn short(role: &Role) {
+    let is_tcp = role.words[0] == 1;
+    let settings = if is_tcp { OverTcp::settings() } else { OverShm::settings() };
+    let whole = getrlimit(Resource::Nofile);
+    let cause = "Too many open files (os error 24): the limit is 256, raise it with `ulimit -n`";
+    let mut told = [0; 2];
+    for spare in 0.. {
+        assert!(spare < 100);
+        let ranks = Runtime::in_process_with(2, &built(settings.clone())).unwrap();
+        let spent = limit(spare);
+        ranks[0].post_send(Rank(1), b"x", Tag(1)).submit().unwrap();
+        let start = Instant::now();
+        while ranks[1].pending().unexpected == 0 && start.elapsed() < Duration::from_millis(200) {
+            ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
+        }
+        let has_come = ranks[1].pending().unexpected > 0;
+        let tells = [0, 1].map(|rank: usize| ranks[rank].pending().to_string().contains(cause));
+        let trouble = ranks[0].explain(Duration::ZERO).swap_remove(1).trouble;
+        assert!(!tells[0] || trouble.is_some_and(|why| why.contains(cause)), "with {spare}");
+        setrlimit(Resource::Nofile, whole).unwrap();
+        drop(spent);
+        assert_ne!(has_come, tells.contains(&true), "with {spare}: {}", ranks[0].pending());
+        if has_come {
+            assert!(told[0] > 0 && told[1] > 0, "{told:?}");
+            return;
+        }
+        let waits = ranks[0].pending().to_string();
+        let link = ["waits for a connection: Too many", "waits for the peer to accept the conn"];
+        assert!(link.iter().any(|link| waits.contains(link)), "with {spare}: {waits}");
+        told.iter_mut().zip(tells).for_each(|(told, tells)| *told += u32::from(tells));
+        ranks[1]
+            .wait(|| ranks[0].progress().is_err() || ranks[1].pending().unexpected > 0)
+            .unwrap();
+        assert!(ranks.iter().all(|rank| rank.pending().shortages.is_empty()));
     }
 }
 

@@ -105,7 +105,7 @@ const PLACES: [Place; 9] = [
         },
     },
     Place {
-        listed: "0 messages (0 B) without a receive, 1 deliveries held up",
+        listed: "0 messages (0 B) without a receive, 1 deliveries (",
         counts: true,
         ends: &[Closed],
         begin: |scene| {

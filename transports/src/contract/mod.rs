@@ -193,6 +193,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Describes what this process lacks, and connections wait for: a descriptor, or memory.
+    fn shortage(&self) -> Option<String> {
+        None
+    }
+
     /// Prepares for sleep: see [`Armed`].
     fn arm(&self) -> Armed<'_>;
 

@@ -5,6 +5,7 @@
 //! | [`header`] | the first bytes of each message: which protocol, which version, which kind |
 //! | [`frames`] | messages on a stream of bytes, each with its length in front |
 //! | [`parts`] | structs and parts with a length, in the bytes of a message |
+//! | [`shortage`] | descriptors or memory that this process lacks for a connection |
 //! | [`sockets`] | TCP sockets, dialled, listening and kept alive |
 //! | [`streams`] | a TCP connection that carries frames |
 //! | [`key`] | the unique name of a device |
@@ -29,6 +30,7 @@ pub mod packets;
 pub mod parts;
 pub mod pending;
 pub mod proof;
+pub mod shortage;
 pub mod sockets;
 pub mod streams;
 pub mod watched;

@@ -16,6 +16,7 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::packets::Listener;
+use crate::net::shortage::{self, Shortage};
 use crate::net::watched::Watched;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
@@ -54,8 +55,7 @@ pub(super) struct Shared {
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
     /// Links that wait for their receiver's queue, or for a resource that is short.
     undialled: AtomicU32,
-    /// A resource is short, and that was logged.
-    is_short: AtomicBool,
+    pub(super) shortage: Shortage,
 }
 
 impl Shared {
@@ -89,34 +89,6 @@ impl Shared {
     /// Returns the segments of links that lead here.
     pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
         self.incoming.lock()
-    }
-
-    /// Logs, once for each shortage, that connections wait for a resource.
-    pub(super) fn tell_of_shortage(&self, error: Errno) {
-        // A full queue or socket of a peer is no shortage of this process.
-        if error == Errno::AGAIN || self.is_short.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        // All processes of a user together may have as many descriptors in flight as one may have
-        // open, unless the user has `CAP_SYS_RESOURCE`. Many ranks that start at once can reach
-        // that limit.
-        if error == Errno::TOOMANYREFS {
-            tracing::warn!(
-                "the descriptors in flight between this user's processes have reached the limit \
-                 (`ulimit -n`): ranks connect a little later"
-            );
-        } else {
-            tracing::warn!(
-                %error,
-                "this process lacks a descriptor or memory for a connection, which waits for it; \
-                on open files `ulimit -n` is the limit"
-            );
-        }
-    }
-
-    /// Ends a shortage, since a connection was made.
-    pub(super) fn nothing_is_short(&self) {
-        self.is_short.store(false, Ordering::Relaxed);
     }
 
     /// Counts a link that waits for a resource that is short.
@@ -179,7 +151,7 @@ impl ShmDevice {
                 outgoing: Mutex::default(),
                 incoming: Mutex::default(),
                 undialled: AtomicU32::new(0),
-                is_short: AtomicBool::new(false),
+                shortage: Shortage::default(),
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
@@ -244,10 +216,10 @@ impl ShmDevice {
                 Ok(Some(channel)) => channel,
                 Ok(None) => return,
                 // The caller waits in the queue, and is admitted when the resources are there.
-                Err(error) => return self.shared.tell_of_shortage(error),
+                Err(error) => return self.shared.shortage.note(error),
             };
             if let Err(error) = inbound.admit(&self.shared, channel) {
-                return self.shared.tell_of_shortage(error);
+                return self.shared.shortage.note(error);
             }
         }
     }
@@ -263,7 +235,7 @@ impl ShmDevice {
         match link.listen(&self.shared) {
             None => {}
             Some(Ok(())) => {
-                self.shared.nothing_is_short();
+                self.shared.shortage.end();
                 batch.push(Event::Connected { peer: link.peer });
             }
             Some(Err(cause)) => self.ended(polling, link.peer, cause, batch),
@@ -291,7 +263,7 @@ impl ShmDevice {
                 // Its welcome may wait for a resource, too.
                 Ok(Dialled::Yes) => self.hear_link(polling, link, batch),
                 Ok(Dialled::Short(error)) => {
-                    self.shared.tell_of_shortage(error);
+                    self.shared.shortage.note(error);
                     self.shared.try_again();
                 }
                 Err(cause) => {
@@ -336,8 +308,7 @@ impl Device for ShmDevice {
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
         let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let outgoing = Outgoing::new(peer, address, &self.transport)
-            .map_err(|error| lacking(&error.to_string()))?;
+        let outgoing = Outgoing::new(peer, address, &self.transport).map_err(lacking)?;
         let outgoing = Arc::new(outgoing);
         // Locked: a thread that gets news of this link looks for it here.
         let mut links = self.shared.outgoing();
@@ -346,7 +317,7 @@ impl Device for ShmDevice {
         match outgoing.dial(&self.shared, index) {
             Ok(Dialled::Yes) => {}
             Ok(Dialled::Short(Errno::AGAIN | Errno::TOOMANYREFS)) => self.shared.try_again(),
-            Ok(Dialled::Short(error)) => return Err(lacking(&error.to_string())),
+            Ok(Dialled::Short(error)) => return Err(lacking(error)),
             Err(cause) => {
                 // A poll reports its end, behind the messages that it sent before, which may wait
                 // here.
@@ -380,6 +351,10 @@ impl Device for ShmDevice {
     fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {
         let segment = self.shared.incoming().get(&peer)?.clone();
         Some(segment)
+    }
+
+    fn shortage(&self) -> Option<String> {
+        self.shared.shortage.describe()
     }
 
     fn arm(&self) -> Armed<'_> {
@@ -435,8 +410,8 @@ impl Device for ShmDevice {
     }
 }
 
-fn lacking(what: &str) -> SubmitError {
-    SubmitError::Lacking(format!("{what}; on open files `ulimit -n` is the limit"))
+fn lacking(error: Errno) -> SubmitError {
+    SubmitError::Lacking(shortage::describe(error))
 }
 
 impl Drop for ShmDevice {

@@ -241,7 +241,7 @@ impl Inbound {
     }
 
     fn lacks(&mut self, shared: &Shared, error: Errno) {
-        shared.tell_of_shortage(error);
+        shared.shortage.note(error);
         self.owes_welcomes = true;
     }
 
@@ -275,7 +275,7 @@ impl Inbound {
             }
         };
         let sender = Source::new(admitted, bell);
-        shared.nothing_is_short();
+        shared.shortage.end();
         shared.incoming().insert(sender.from, sender.segment.clone());
         let link = Some(Incoming::Cold(Box::new(sender)));
         match self.links.get_mut(bell as usize) {

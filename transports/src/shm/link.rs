@@ -376,7 +376,7 @@ impl Sender {
                 Ok(()) => {}
                 Err(Unsaid::Down(cause)) => return Err(cause),
                 Err(Unsaid::Short(error)) => {
-                    shared.tell_of_shortage(error);
+                    shared.shortage.note(error);
                     shared.try_again();
                 }
             }
@@ -399,7 +399,7 @@ impl Sender {
             Ok(Received::Closed) => Err(DownCause::Gone("its socket hung up".into())),
             // The message stays, and the epoll set keeps reporting it.
             Err(error) if is_shortage(error) => {
-                shared.tell_of_shortage(error);
+                shared.shortage.note(error);
                 Ok(false)
             }
             Err(error) => Err(DownCause::Protocol(format!("its socket failed: {error}"))),
@@ -429,7 +429,7 @@ impl Sender {
                 Ok(true)
             }
             Err(MapError::Lacking(error)) => {
-                shared.tell_of_shortage(error);
+                shared.shortage.note(error);
                 shared.try_again();
                 self.welcome = Some(Box::new(welcome));
                 Ok(false)

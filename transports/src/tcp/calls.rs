@@ -12,7 +12,6 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Ends of one rank that lead to a device, at most: one for each of its devices, and those that it
 /// has made anew.
@@ -48,7 +47,7 @@ impl TcpDevice {
     /// Leaves callers in the kernel's queue until the next tick, since this process lacks what they
     /// take. Until then they wake no thread.
     pub(super) fn listen_later(&self, polling: &mut Polling, error: Errno) {
-        self.shared.tell_of_shortage(error);
+        self.shared.shortage.note(error);
         if let Some(listener) = &polling.listener {
             let none = EventFlags::empty();
             polling.is_deaf = self.shared.rewatch(listener.as_fd(), LISTENER, none).is_ok();
@@ -60,7 +59,7 @@ impl TcpDevice {
 
     pub(super) fn hear_pending(&self, polling: &mut Polling, place: u32) {
         let Some(connection) = polling.pending.hear(&self.shared, place) else { return };
-        self.shared.is_short.store(false, Ordering::Relaxed);
+        self.shared.shortage.end();
         self.admit(polling, connection);
     }
 
@@ -88,7 +87,7 @@ impl TcpDevice {
         let (socket, behind) = connection.channel.into_stream();
         let socket = match self.shared.serve(socket, link.index) {
             Ok(socket) => socket,
-            Err(error) => return self.shared.tell_of_shortage(error),
+            Err(error) => return self.shared.shortage.note(error),
         };
         let window = connection.hello.window.get();
         // What the connection before still brings comes again on this one.

@@ -21,6 +21,7 @@ use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::key::DeviceKey;
 use crate::net::pending::Pending;
+use crate::net::shortage::Shortage;
 use crate::net::{self, interfaces, sockets};
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
@@ -119,7 +120,7 @@ impl TcpDevice {
                 events: Mutex::default(),
                 deaths: Mutex::default(),
                 looks_soon: AtomicBool::new(false),
-                is_short: AtomicBool::new(false),
+                shortage: Shortage::default(),
                 closed: AtomicBool::new(false),
             };
             let timer = rustix::time::timerfd_create(
@@ -458,6 +459,10 @@ impl Device for TcpDevice {
         }
         matcher.match_all(batch);
         Polled::Some
+    }
+
+    fn shortage(&self) -> Option<String> {
+        self.shared.shortage.describe()
     }
 
     fn arm(&self) -> Armed<'_> {

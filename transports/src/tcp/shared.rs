@@ -12,6 +12,7 @@ use crate::net::greeting::Greeting;
 use crate::net::interfaces::Interface;
 use crate::net::key::DeviceKey;
 use crate::net::proof::Role;
+use crate::net::shortage::Shortage;
 use crate::net::sockets;
 use crate::net::watched::Watched;
 use crate::sync::Sleepers;
@@ -60,7 +61,7 @@ pub(super) struct Shared {
     pub(super) events: Mutex<VecDeque<Event>>,
     pub(super) deaths: Mutex<Vec<(PeerId, DownCause)>>,
     pub(super) looks_soon: AtomicBool,
-    pub(super) is_short: AtomicBool,
+    pub(super) shortage: Shortage,
     pub(super) closed: AtomicBool,
 }
 
@@ -197,17 +198,6 @@ impl Shared {
     pub(super) fn has_news(&self) {
         self.news.store(true, Ordering::Release);
         self.sleepers.wake();
-    }
-
-    /// Logs, once for each shortage, that connections wait for a resource.
-    pub(super) fn tell_of_shortage(&self, error: Errno) {
-        if error != Errno::AGAIN && !self.is_short.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                %error,
-                "this process lacks a descriptor or memory for a connection, which waits for it; \
-                on open files `ulimit -n` is the limit"
-            );
-        }
     }
 
     pub(super) fn link(&self, index: u32) -> Option<Arc<Outgoing>> {

@@ -4,7 +4,6 @@
 use super::channel::{Channel, Received};
 use super::device::{PENDING, Polling};
 use super::entries::Phase;
-use super::meeting::is_lack;
 use super::wire::{End, Message, greeting};
 use crate::contract::PeerId;
 use crate::net::greeting::Caller;
@@ -94,7 +93,7 @@ impl Polling {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // A silent caller's descriptor is better spent on the one that comes now.
-                    wanting = is_lack(&error) && !self.callers.pending.is_empty();
+                    wanting = self.lacks(&error) && !self.callers.pending.is_empty();
                     if !wanting {
                         tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
                     }

@@ -525,6 +525,10 @@ impl Device for RdmaDevice {
         Polled::Some
     }
 
+    fn shortage(&self) -> Option<String> {
+        self.polling.lock().shared.shortage.describe()
+    }
+
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
         self.signs.gathered.sleep();

@@ -16,6 +16,7 @@ use super::wishes::Wishes;
 use crate::contract::{Caps, Device, Domain, Exposed, Identity, Locality, Unavailable};
 use crate::gpu::Gpu;
 use crate::mem::{HostAllocator, PacketPool, PacketSource, Region, SmallBytes};
+use crate::net::shortage::Shortage;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
@@ -70,6 +71,7 @@ pub(super) struct Shared {
     pub(super) boot: [u8; 16],
     /// Set if the GID is an IP address at which this machine can be called.
     pub(super) is_routed: bool,
+    pub(super) shortage: Shortage,
     told: Mutex<Told<AsyncEvent>>,
 }
 
@@ -215,6 +217,7 @@ impl Shared {
             identity,
             boot: crate::net::boot_id().map_err(unavailable)?,
             is_routed,
+            shortage: Shortage::default(),
             told: Mutex::new(Told::new()),
         })
     }

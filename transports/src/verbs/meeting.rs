@@ -15,9 +15,9 @@ use super::wire::{End, Message, greeting};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
 use crate::net::greeting::{Failure, Progress};
-use crate::net::is_shortage;
 use crate::net::key::DeviceKey;
 use crate::net::proof::{Role, Session, Unproven};
+use crate::net::{is_shortage, shortage};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::io;
@@ -69,9 +69,9 @@ impl Polling {
                 }
             }
         } else if let Err(error) = self.dial(index) {
-            if is_lack(&error) {
+            if let Some(lack) = lack(&error) {
                 self.end_quietly(index);
-                return Err(lacking(error.to_string()));
+                return Err(lacking(shortage::describe(lack)));
             }
             // Its end is told by a poll, behind whatever it sent before it went: that may be
             // waiting here.
@@ -211,7 +211,7 @@ impl Polling {
                     return Ok(());
                 }
                 // No other host would do.
-                (Err(error), entry) if is_lack(&error) => {
+                (Err(error), entry) if lack(&error).is_some() => {
                     entry.into_iter().for_each(|entry| entry.hosts.push(host));
                     return Err(error);
                 }
@@ -245,6 +245,7 @@ impl Polling {
         entry.phase = Phase::Up;
         entry.spare = None;
         entry.connection.set_up();
+        self.shared.shortage.end();
         let peer = entry.connection.peer;
         // Once for each link: each has been waited with.
         for _ in 0..entry.links {
@@ -387,7 +388,7 @@ impl Polling {
     /// lacks what it takes now.
     fn dial_or_wait(&mut self, index: u32, why: &str) -> bool {
         let Err(error) = self.dial(index) else { return false };
-        let waits = is_lack(&error);
+        let waits = self.lacks(&error);
         if waits {
             self.undialled.push((index, why.to_owned()));
         } else {
@@ -397,6 +398,11 @@ impl Polling {
             );
         }
         waits
+    }
+
+    /// Returns `true` if a call failed because this process lacks a resource, which is noted.
+    pub(super) fn lacks(&self, error: &io::Error) -> bool {
+        lack(error).inspect(|lack| self.shared.shortage.note(*lack)).is_some()
     }
 
     /// Repeats the calls for which this process lacked something.
@@ -575,7 +581,7 @@ fn not_proven(why: Unproven) -> DownCause {
     }
 }
 
-/// Returns `true` if this process lacks a resource.
-pub(super) fn is_lack(error: &io::Error) -> bool {
-    Errno::from_io_error(error).is_some_and(is_shortage)
+/// Returns the failure of a call for which this process lacks a resource.
+fn lack(error: &io::Error) -> Option<Errno> {
+    Errno::from_io_error(error).filter(|error| is_shortage(*error))
 }

@@ -61,7 +61,7 @@ impl Outgoing {
             Ok(dialling) => sending.line = Line::Dialling(Box::new(dialling)),
             Err(error) if crate::net::is_shortage(error) => {
                 // It says nothing about the peer.
-                shared.tell_of_shortage(error);
+                shared.shortage.note(error);
                 sending.alive_at = Instant::now();
                 sending.line = Line::Pause(Instant::now() + PAUSE);
             }
@@ -118,7 +118,7 @@ impl Outgoing {
             match proof.advance(channel) {
                 Ok(Progress::Waiting) => return Greeted::Wait,
                 Ok(Progress::Short(error)) => {
-                    shared.tell_of_shortage(error);
+                    shared.shortage.note(error);
                     return Greeted::Wait;
                 }
                 Ok(Progress::Proven(session)) if session.peer.device != self.device.0 => {
@@ -161,12 +161,13 @@ impl Outgoing {
         let socket = match shared.serve(socket, self.index) {
             Ok(socket) => socket,
             Err(error) => {
-                shared.tell_of_shortage(error);
+                shared.shortage.note(error);
                 return None;
             }
         };
         let window = hello.window.get();
         let is_up = self.rises(sending, shared, socket.clone(), hello);
+        shared.shortage.end();
         is_up.then_some(Risen { socket, window, behind })
     }
 }
