@@ -7,10 +7,10 @@
 //! # The port
 //!
 //! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens
-//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT` ([`port_for_master`]). A port that
-//! is taken is an error that says so. A rank that reaches another job's port gets an error, because
-//! secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback address, rank 0 listens
-//! on the loopback only.
+//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT` ([`port_for_master`]). A port
+//! that is taken is an error that says so. A rank that reaches another job's port gets an error,
+//! because secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback address, rank 0
+//! listens on the loopback only.
 //!
 //! # The secret
 //!

@@ -72,8 +72,8 @@ pub(super) enum Given {
     Lost,
 }
 
-/// Gives a command to the kernel of a generation, which has begun. `has_ended` returns `true` if the
-/// kernel has ended, in whatever way; it is called while the kernel is leaving.
+/// Gives a command to the kernel of a generation, which has begun. `has_ended` returns `true` if
+/// the kernel has ended, in whatever way; it is called while the kernel is leaving.
 pub(super) fn give(
     page: &Page,
     generation: u64,
