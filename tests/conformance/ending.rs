@@ -14,8 +14,8 @@ use carrack::{
     Rank, RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
 };
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 over_each_transport!(
@@ -333,8 +333,8 @@ fn a_receive_from_any_rank_outlives_a_peer<J: Job>() {
     assert_eq!((status.rank, status.bytes().unwrap()), (Rank(1), &b"here"[..]));
 }
 
-/// Counts how often its rank says that it has finished, and says it when all are at the gate.
-struct Told(InProcess, Arc<AtomicU32>, Arc<Barrier>);
+/// Counts how often its rank says that it has finished.
+struct Told(InProcess, Arc<AtomicU32>);
 
 impl Bootstrap for Told {
     fn rank(&self) -> u32 {
@@ -357,7 +357,6 @@ impl Bootstrap for Told {
     }
     fn finish(&self) -> Result<(), BootstrapError> {
         self.1.fetch_add(1, Ordering::SeqCst);
-        self.2.wait();
         self.0.finish()
     }
 }
@@ -365,7 +364,7 @@ impl Bootstrap for Told {
 fn a_runtime_that_ends_in_order_says_so_to_the_bootstrap<J: Job>() {
     let mut job = unstarted(3).into_iter();
     let told = Arc::new(AtomicU32::new(0));
-    let bootstrap = Box::new(Told(job.next().unwrap(), told.clone(), Arc::new(Barrier::new(1))));
+    let bootstrap = Box::new(Told(job.next().unwrap(), told.clone()));
     let zero =
         Runtime::builder().settings(built(J::settings())).bootstrap(bootstrap).start().unwrap();
     let one = start(job.next().unwrap(), J::settings());
@@ -555,38 +554,4 @@ fn the_last_message_of_a_rank_that_has_gone_meets_a_receive_that_comes_later() {
     let status = arrived.one(std::slice::from_ref(&zero));
     assert!(status.error.is_none(), "{status:?}");
     assert_eq!(status.bytes().unwrap(), b"last");
-}
-
-#[test]
-fn a_rank_that_ended_in_order_before_it_was_called_has_closed_its_device() {
-    let mut job = unstarted(2).into_iter();
-    let zero = start(job.next().unwrap(), OverShm::settings());
-    let (told, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
-    let bootstrap = Box::new(Told(job.next().unwrap(), told.clone(), gate.clone()));
-    let settings = built(OverShm::settings());
-    let one = Runtime::builder().settings(settings).bootstrap(bootstrap).start().unwrap();
-    let further = zero.device().build().unwrap();
-    let arrived = Sink::keeping();
-    let receive = |tag| zero.post_recv(Rank(1), vec![0; 4], tag).comp(&arrived);
-    // The further device has no link that would tell.
-    receive(Tag(1)).device(&further).submit().unwrap();
-    let ending = std::thread::spawn(move || drop(one));
-    while told.load(Ordering::SeqCst) == 0 {
-        std::thread::yield_now();
-    }
-    receive(Tag(2)).submit().unwrap();
-    zero.post_send(Rank(1), b"late", Tag(3)).comp(&arrived).submit().unwrap();
-    let ranks = std::slice::from_ref(&zero);
-    settle(ranks);
-    assert_eq!(arrived.count(), 0, "its devices are closed, and it has not said why");
-    gate.wait();
-    ending.join().unwrap();
-    until(ranks, || arrived.count() == 3);
-    for status in arrived.take() {
-        let error = status.ok().unwrap_err();
-        let is_closed =
-            matches!(error, OpError::PeerDown { rank: Rank(1), cause: DownCause::Closed });
-        assert!(is_closed, "{error}");
-    }
-    assert_eq!(zero.peer_down(Rank(1)), Some(DownCause::Closed));
 }

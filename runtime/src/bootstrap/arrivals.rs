@@ -224,11 +224,6 @@ impl Arrivals {
         }
     }
 
-    /// Returns how a rank has left. A later departure counts: one that has finished can be killed.
-    pub(super) fn departure(&self, rank: u32) -> Option<Departure> {
-        self.gone.iter().rev().find(|(gone, _)| *gone == rank).map(|&(_, how)| how)
-    }
-
     /// Returns the first of some ranks that left without having announced its end.
     fn lost(&self, of: impl Fn(u32) -> bool) -> Option<(u32, Departure)> {
         self.gone.iter().copied().find(|&(rank, how)| of(rank) && !how.is_orderly())
@@ -254,20 +249,5 @@ impl Flag {
     fn lower(&self) {
         // The read can only fail when the counter is zero: the flag is lowered already.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rank_that_is_killed_after_it_has_finished_has_not_left_in_order() {
-        let mut arrivals = Arrivals::new(0).unwrap();
-        assert_eq!(arrivals.departure(1), None);
-        for how in [Departure::Finished, Departure::Killed(9)] {
-            arrivals.take_in(Frame::Gone { rank: 1, how });
-            assert_eq!((arrivals.departure(1), arrivals.departure(2)), (Some(how), None));
-        }
     }
 }

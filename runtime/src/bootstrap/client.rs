@@ -246,10 +246,6 @@ impl Client {
         self.connection.lock().arrivals.check(|lost| lost == rank)
     }
 
-    pub(super) fn departure(&self, rank: u32) -> Option<Departure> {
-        self.connection().ok()?.arrivals.departure(rank)
-    }
-
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {
         let _turn = self.fence_turn.lock();
         let mut connection = self.connection()?;

@@ -126,10 +126,6 @@ impl Bootstrap for InProcess {
         self.state().gone.iter().find(lost).map_or(Ok(()), gone)
     }
 
-    fn departure(&self, rank: u32) -> Option<Departure> {
-        self.state().gone.iter().find(|(gone, _)| *gone == rank).map(|&(_, how)| how)
-    }
-
     fn fence(&self) -> Result<(), BootstrapError> {
         let _turn = self.fence_turn.lock();
         let mut state = self.state();

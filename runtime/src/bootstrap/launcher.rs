@@ -12,7 +12,7 @@ use carrack_transports::net::packets::{Channel, ConnectError};
 
 use super::adopt::{adopt, wrong};
 use super::client::{Client, Host, Wire};
-use super::error::{BootstrapError, Departure};
+use super::error::BootstrapError;
 use super::job::JobId;
 use super::protocol::{FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
 use super::{Bootstrap, MAX_RANKS};
@@ -92,10 +92,6 @@ impl Bootstrap for FromLauncher {
 
     fn check(&self, rank: u32) -> Result<(), BootstrapError> {
         self.client.check(rank)
-    }
-
-    fn departure(&self, rank: u32) -> Option<Departure> {
-        self.client.departure(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -121,14 +121,6 @@ pub trait Bootstrap: Send + Sync {
         Ok(())
     }
 
-    /// Returns how a rank has left the job, as far as this rank has heard. Never waits.
-    ///
-    /// A rank whose connection is gone counts as dead, unless this returns an orderly end within a
-    /// second.
-    fn departure(&self, _rank: u32) -> Option<Departure> {
-        None
-    }
-
     /// Blocks until every rank has called it as often as this rank has.
     ///
     /// Values that a rank put before its fence are in the table afterwards; `get` still polls for

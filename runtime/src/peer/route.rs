@@ -18,7 +18,6 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 /// The route from a device to one peer. Made when the peer is first used; a silent peer costs an
 /// empty cell.
@@ -28,8 +27,6 @@ pub(crate) struct Route {
     /// Lock that is held while the link is being made.
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
-    /// The time at which the link found the peer gone.
-    gone_since: OnceLock<Instant>,
     /// The peer's end, if an operation noticed it: this may be before progress does.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
@@ -142,7 +139,6 @@ impl Route {
             linked: OnceLock::new(),
             linking: Mutex::new(()),
             down: OnceLock::new(),
-            gone_since: OnceLock::new(),
             told: OnceLock::new(),
             backlog: Mutex::default(),
             hurdles: Hurdles::default(),
@@ -185,18 +181,6 @@ impl Route {
         let news = self.down.set(cause).is_ok();
         self.hurdles.set(DOWN, true);
         news
-    }
-
-    /// Notes that the link found the peer gone, and returns the time since then. Operations wait
-    /// until the cause is known.
-    pub(crate) fn gone_for(&self) -> Duration {
-        self.hurdles.set(DOWN, true);
-        self.gone_since.get_or_init(Instant::now).elapsed()
-    }
-
-    /// Returns `true` if the peer is gone, and the cause is not known yet.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.gone_since.get().is_some() && self.down().is_none()
     }
 
     /// Notes that an operation has noticed the peer's end.

@@ -11,11 +11,6 @@ use crate::protocol::flow::{Bound, Hold};
 use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
-use std::time::Duration;
-
-/// Longest wait for the bootstrap to say how a rank that is gone has left. A rank announces its
-/// end when its devices are closed, and refuses connects from then on.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Pass<'_> {
     /// Moves on the operations in backlogs.
@@ -27,8 +22,6 @@ impl Pass<'_> {
             if let Some(cause) = route.down() {
                 // One thread parked an operation while another thread failed the backlog.
                 self.device.end_backlog(&route, &Ending::Down(rank, cause), &mut ended);
-            } else if route.is_ending() {
-                continue;
             } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
                     Ok(Some(_)) => {}
@@ -138,14 +131,6 @@ impl Pass<'_> {
     #[cold]
     pub(super) fn peer_down(&mut self, rank: Rank, cause: DownCause) {
         let Some(route) = self.device.route(rank).cloned() else { return };
-        let closed_one_device = matches!(cause, DownCause::Closed);
-        let cause = match (cause, self.inner.bootstrap.departure(rank.0)) {
-            (DownCause::Gone(_), Some(how)) if how.is_orderly() => DownCause::Closed,
-            (cause @ DownCause::Gone(_), None) if route.gone_for() < FAREWELL => {
-                return self.device.undelivered.note_broken(rank, cause);
-            }
-            (cause, _) => cause,
-        };
         if !route.set_down(cause.clone()) {
             return;
         }
@@ -157,7 +142,7 @@ impl Pass<'_> {
             domain.a_peer_has_gone();
         }
         // A peer that closed one device in order may have others. It is gone when none is left.
-        let is_gone = !closed_one_device || {
+        let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
             devices.iter().all(|device| {
                 device.0.known_route(rank).is_some_and(|route| route.down().is_some())

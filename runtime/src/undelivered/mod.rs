@@ -35,8 +35,7 @@ type Ends = Vec<(Rank, DownCause)>;
 #[derive(Default)]
 struct Lists {
     queues: Vec<Queue>,
-    /// Peers that have broken the protocol, were lost, or left in a way that is not known yet, and
-    /// whose operations progress has to end.
+    /// Peers that have broken the protocol or were lost, and whose operations progress has to end.
     broken: Ends,
     /// Peers that were found gone when a link was to be made: their routes are down already.
     gone: Ends,

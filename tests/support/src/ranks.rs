@@ -8,7 +8,7 @@
 use super::folder::Folder;
 use super::{built, until};
 use ::children::{Running, pause};
-use carrack::bootstrap::{Bootstrap, BootstrapError, Departure, JobId, Source};
+use carrack::bootstrap::{Bootstrap, BootstrapError, JobId, Source};
 use carrack::settings::{Settings, SettingsBuilder};
 use carrack::{Rank, Runtime, WaitError};
 use rustix::process::{Signal, kill_process};
@@ -435,10 +435,6 @@ impl Bootstrap for Joined {
 
     fn check(&self, rank: u32) -> Result<(), BootstrapError> {
         self.0.check(rank)
-    }
-
-    fn departure(&self, rank: u32) -> Option<Departure> {
-        self.0.departure(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -67,7 +67,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Bootstrap;
 use super::client::{Client, Host, Wire};
-use super::error::{BootstrapError, Departure};
+use super::error::BootstrapError;
 use super::exchange::Exchange;
 use super::job::JobId;
 use super::server::Server;
@@ -206,10 +206,6 @@ impl Bootstrap for FromEnvironment {
 
     fn check(&self, rank: u32) -> Result<(), BootstrapError> {
         self.client.check(rank)
-    }
-
-    fn departure(&self, rank: u32) -> Option<Departure> {
-        self.client.departure(rank)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
