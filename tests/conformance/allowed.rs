@@ -352,7 +352,7 @@ impl<'a> Run<'a> {
         if case.room == Room::NoOffer {
             assert_eq!((self.fillers.count(), self.fillers.failed()), (2 * self.offers(), 0));
         }
-        assert!(matches!(operation(), Err(PostError::Spent)), "it is over");
+        assert!(matches!(operation(), Err(PostError::Spent)), "it has ended");
     }
 
     /// Checks an operation that would end unseen: each time it is refused, without any effect.

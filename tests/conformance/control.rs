@@ -81,7 +81,7 @@ fn a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back<J: Job>()
     let ticket = recv.ticket().unwrap();
     assert!(!ranks[0].cancel(&ticket).unwrap(), "another rank has no such receive");
     assert!(ranks[1].cancel(&ticket).unwrap());
-    assert!(!ranks[1].cancel(&ticket).unwrap(), "it is over");
+    assert!(!ranks[1].cancel(&ticket).unwrap(), "it has ended");
     let status = arrived.one(&ranks);
     assert_eq!((status.user_context, status.buffer.len()), (UserContext(6), 10));
     assert!(matches!(status.ok(), Err(OpError::Cancelled)));
@@ -182,7 +182,7 @@ fn a_receive_without_a_message_ends_at_its_deadline<J: Job>() {
     let status = early.one(&ranks);
     assert_eq!(status.buffer.len(), 10, "the buffer comes back");
     assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(0)))));
-    assert!(!ranks[1].cancel(&recv.ticket().unwrap()).unwrap(), "it is over");
+    assert!(!ranks[1].cancel(&recv.ticket().unwrap()).unwrap(), "it has ended");
     assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 1));
     sent(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).try_submit());
     assert_eq!(late.one(&ranks).bytes().unwrap(), b"x");

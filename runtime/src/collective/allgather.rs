@@ -36,7 +36,11 @@ impl Group {
         let ranked = lengths.iter().copied().zip(self.ranks());
         let (len, rank) = ranked.max_by_key(|(len, _)| *len).unwrap_or((0, Rank(0)));
         let mut padded = Vec::new();
-        padded.try_reserve_exact(len).map_err(|_| CollectiveError::TooLong { rank, len })?;
+        if padded.try_reserve_exact(len).is_err() {
+            let error = CollectiveError::TooLong { rank, len };
+            self.abandon(&error);
+            return Err(error);
+        }
         padded.extend_from_slice(mine);
         padded.resize(len, 0);
         let mut all = self.allgather(&padded)?;

@@ -441,12 +441,12 @@ impl<A, B: Default> Table<A, B> {
     pub(crate) fn some_a(&self, mut most: usize, mut look: impl FnMut(Key, &A)) {
         for shard in self.shards.iter() {
             for place in &shard.lock().places {
-                if most > 0
-                    && let Value::A(value) = &place.value
-                {
-                    most -= 1;
-                    look(place.key, value);
+                let Value::A(value) = &place.value else { continue };
+                if most == 0 {
+                    return;
                 }
+                most -= 1;
+                look(place.key, value);
             }
         }
     }

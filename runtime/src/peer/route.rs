@@ -363,6 +363,7 @@ impl Route {
             refused: OnceLock::new(),
         };
         let linked = self.linked.get_or_init(|| linked);
+        *self.lacks.lock() = None;
         // Threads that sleep until the peer publishes its address have to move the backlog now.
         local.sleepers.wake();
         Ok(Some(linked))

@@ -100,7 +100,7 @@ impl Pass<'_> {
                 self.release(from, region, was_known);
             }
             Control::Release { region } => {
-                self.inner.regions.released_by(Some((region, self.device.index)), from);
+                self.inner.regions.released_by(from, Some(region), Some(self.device.index));
                 // Collectives may wait for it.
                 self.inner.boards.wake();
             }

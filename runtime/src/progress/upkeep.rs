@@ -148,9 +148,9 @@ impl Pass<'_> {
                 device.0.known_route(rank).is_some_and(|route| route.down().is_some())
             })
         };
-        if is_gone {
-            self.inner.regions.released_by(None, rank);
-        }
+        self.inner.regions.released_by(rank, None, (!is_gone).then_some(self.device.index));
+        // Collectives may wait for it.
+        self.inner.boards.wake();
         self.end_peer(rank, &cause, is_gone);
     }
 

@@ -284,17 +284,18 @@ impl Regions {
         told.leaving.iter().any(|(_, one)| one.by.iter().any(|&rank| is_such(rank)))
     }
 
-    /// Notes that a rank does not use a region of a device any more, or no region at all after its
-    /// end (`None`). The NIC deregisters a region without users.
-    pub(crate) fn released_by(&self, which: Option<(u64, u32)>, rank: Rank) {
+    /// Notes that a rank does not use a region through a device any more. `None`: it uses none,
+    /// through none. The NIC deregisters a region without users.
+    pub(crate) fn released_by(&self, rank: Rank, region: Option<u64>, device: Option<u32>) {
         let mut told = self.told.lock();
+        let is_released = |one: &Shown| device.is_none_or(|device| device == one.device);
         for (number, one) in &mut told.leaving {
-            if which.is_none_or(|which| which == (*number, one.device)) {
+            if is_released(one) && region.is_none_or(|region| region == *number) {
                 one.by.retain(|by| *by != rank);
             }
         }
-        if which.is_none() {
-            for one in told.standing.values_mut().flatten() {
+        if region.is_none() {
+            for one in told.standing.values_mut().flatten().filter(|one| is_released(one)) {
                 one.by.retain(|by| *by != rank);
             }
         }

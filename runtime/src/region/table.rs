@@ -230,7 +230,7 @@ mod tests {
         regions.remove(first.0, first.1);
         assert!(
             regions.find(number(again), 0, 30).is_ok(),
-            "a registration that is over ends no other"
+            "a registration that has ended ends no other"
         );
         assert_eq!(regions.find(77, 0, 0).unwrap_err(), Refusal::Stale);
     }

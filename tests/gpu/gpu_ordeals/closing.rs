@@ -97,7 +97,7 @@ pub(crate) fn in_flight(role: &Role) {
         heard(role, &runtime, "looked", 1);
         assert!(gpus.has(name), "an engine reads it");
         role.says("it is there");
-        runtime.wait_for(PATIENCE, || !gpus.has(name)).expect("the copy is over");
+        runtime.wait_for(PATIENCE, || !gpus.has(name)).expect("the copy has ended");
         role.says("freed");
     } else {
         let rmr = told(role, "memory", 0);

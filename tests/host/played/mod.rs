@@ -103,7 +103,10 @@ impl Peer {
     }
 
     fn goes(&self) {
-        self.brings(Event::PeerDown { peer: PEER, cause: DownCause::Gone("it is over".into()) });
+        self.brings(Event::PeerDown {
+            peer: PEER,
+            cause: DownCause::Gone("its process has ended".into()),
+        });
     }
 
     /// Decides from now on whether it takes a message.

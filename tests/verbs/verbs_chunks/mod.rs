@@ -32,7 +32,7 @@ fn messages_of_any_length_arrive_to_the_last_byte_from_and_into_memory_of_any_ow
             assert_eq!(status.bytes(), Some(&bytes[..]), "{size} B from {from:?}");
         }
     }
-    assert_eq!(ground.registered(), [0, 0], "what is over is registered no more");
+    assert_eq!(ground.registered(), [0, 0], "what has ended is registered no more");
 }
 
 #[test]

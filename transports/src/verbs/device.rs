@@ -57,6 +57,7 @@ const LINGER: Duration = Duration::from_secs(10);
 pub(super) struct RdmaDevice {
     address: Address,
     me: Weak<Self>,
+    shared: Arc<Shared>,
     epoll: OwnedFd,
     completions: Arc<CompletionChannel>,
     polling: BiasedLock<Polling>,
@@ -200,11 +201,12 @@ impl RdmaDevice {
             asked_at: ticks(),
             heard: 0,
             closed: false,
-            shared,
+            shared: shared.clone(),
         };
         Ok(Arc::new_cyclic(|me| Self {
             address,
             me: me.clone(),
+            shared,
             epoll: set,
             completions,
             polling: BiasedLock::new(polling),
@@ -526,7 +528,7 @@ impl Device for RdmaDevice {
     }
 
     fn shortage(&self) -> Option<String> {
-        self.polling.lock().shared.shortage.describe()
+        self.shared.shortage.describe()
     }
 
     fn arm(&self) -> Armed<'_> {

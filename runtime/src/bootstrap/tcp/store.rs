@@ -154,7 +154,7 @@ impl Store {
                     CALLER => self.greet(number),
                     _ if token == STOP => {
                         let _ = epoll::delete(&self.events, &self.stop);
-                        self.lingers_until = Some(now + LINGER);
+                        self.lingers_until = Some(Instant::now() + LINGER);
                     }
                     _ => self.accept(),
                 }
@@ -301,6 +301,8 @@ impl Store {
         };
         match refused {
             None => {}
+            // All are there: the job goes on without the process that came too late.
+            Some(Some(Departure::CameTwice)) if self.missing == 0 => return,
             Some(Some(Departure::CameTwice)) => {
                 let mut outgoing = self.server.departed(rank, Departure::CameTwice);
                 if !outgoing.is_empty() {

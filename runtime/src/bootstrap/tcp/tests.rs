@@ -125,11 +125,6 @@ fn conforms<B: Bootstrap>(ranks: Vec<B>) {
         assert_eq!(wait_for(rank, &format!("late/{next}")).unwrap(), b"late");
         assert_eq!(wait_for(rank, &format!("early/{next}")).unwrap(), next.to_le_bytes());
         assert_eq!(wait_for(rank, "common").unwrap(), b"the same");
-        // Each rank but the last finishes behind the next one.
-        assert_eq!(rank.departure(me), None);
-        while me + 1 < size && rank.departure(me + 1) != Some(Departure::Finished) {
-            thread::yield_now();
-        }
     });
 }
 
@@ -268,6 +263,17 @@ fn a_second_rank_0_is_refused_and_all_are_told_at_once() {
     let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
     let [zero, one] = ranks;
     told(&[zero, one, two], 0, Departure::CameTwice);
+}
+
+#[test]
+fn a_complete_job_goes_on_when_one_of_its_ranks_is_started_again() {
+    let port = free_port("127.0.0.1");
+    let ranks = [0, 1].map(|rank| FromEnvironment::join(&invitation(rank, 2, port)).unwrap());
+    for again in [0, 1] {
+        let error = FromEnvironment::join(&invitation(again, 2, port)).unwrap_err();
+        assert!(matches!(error, BootstrapError::NotAdmitted { .. }), "{error}");
+    }
+    each(ranks.into(), |rank| rank.fence().unwrap());
 }
 
 #[test]
