@@ -241,3 +241,25 @@ fn memory_is_not_free_until_the_ranks_whose_nics_reach_it_have_heard_that_its_re
     assert!(error.to_string().contains("let those ranks make progress"), "{error}");
     until(&ranks, || is_free().is_ok());
 }
+
+#[test]
+fn the_orderly_end_of_a_rank_frees_what_its_nic_reached_where_a_further_device_never_met_it() {
+    let _watchdog = Watchdog::over("freed by an orderly end");
+    let nics = nics([(); 2].map(|()| Config::default()));
+    let mut ranks = ranks(&nics, &Options::default());
+    let _further = ranks[1].device().build().unwrap();
+    let region = Region::host(4096);
+    let mr = ranks[1].register_memory(&region).unwrap();
+    let (rmr, ended) = (mr.remote_key(), CompQueue::new(4));
+    for _ in 0..2 {
+        ranks[0].post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&ended).submit().unwrap();
+        until(&ranks, || ended.pop().is_some_and(|status| status.error.is_none()));
+        settle(&ranks);
+    }
+    let leaving = ranks.remove(0);
+    let leaving = std::thread::spawn(move || drop(leaving));
+    until(&ranks, || leaving.is_finished());
+    settle(&ranks);
+    drop(mr);
+    until(&ranks, || ranks[0].invalidate_memory(region.addr(), 1).is_ok());
+}
