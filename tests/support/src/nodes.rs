@@ -121,7 +121,7 @@ fn tap() -> io::Result<(File, String)> {
     // SAFETY: all zero is a value of the structure, which has integers and unions of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"carrack%d") {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: the request reads and writes the structure.
@@ -129,7 +129,7 @@ fn tap() -> io::Result<(File, String)> {
         return Err(io::Error::last_os_error());
     }
     let name = request.ifr_name.iter().take_while(|byte| **byte != 0);
-    Ok((file, name.map(|byte| char::from(byte.cast_unsigned())).collect()))
+    Ok((file, name.map(|byte| char::from(byte.to_ne_bytes()[0])).collect()))
 }
 
 /// Carries frames until `has_ended`.

@@ -1,6 +1,6 @@
 //! Hints to the processor.
 
-#![expect(unsafe_code, reason = "the prefetch instruction")]
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "the prefetch instruction"))]
 
 /// Fetches the cache lines of memory that is read soon. It changes nothing that a program can see:
 /// any address will do.

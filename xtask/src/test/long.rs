@@ -25,6 +25,16 @@ pub(super) fn soak(context: &mut Context) -> Outcome {
     context.run_tests(&mut command)
 }
 
+/// Checks that libraries and programs compile for 64-bit ARM. No linker for it is needed.
+pub(super) fn aarch64(context: &mut Context) -> Outcome {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    if context.run(Command::new("rustup").args(["target", "add", TARGET])).is_err() {
+        return Stopped::skipped("rustup could not add the standard library of 64-bit ARM");
+    }
+    let check = format!("check --workspace --lib --bins --target {TARGET}");
+    Ok(context.run(&mut context.workspace.cargo(&check))?)
+}
+
 /// Tests two nodes: faults that last, 10^8 messages over connections that are cut, and Slurm.
 pub(super) fn nodes(context: &mut Context) -> Outcome {
     steps::need_nodes()?;

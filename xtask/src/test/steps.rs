@@ -39,6 +39,7 @@ pub(super) const ALL: &[Step] = &[
     step("launchers", Tier::Full, 12, launchers::step).optional(),
     step("nodes", Tier::Full, 12, nodes).optional(),
     step("verbs guest", Tier::Full, 20, verbs_guest::step).optional(),
+    step("aarch64", Tier::Long, 20, long::aarch64).optional(),
     step("launchers, long", Tier::Long, 20, launchers::long_step).optional(),
     step("nodes, long", Tier::Long, 240, long::nodes).optional(),
     step("soak", Tier::Long, 240, long::soak),

@@ -100,7 +100,7 @@ fn structure_of(device: &Device) -> ibv_device {
 
 fn set(field: &mut [c_char], text: &str) {
     for (slot, byte) in field.iter_mut().zip(text.bytes()) {
-        *slot = byte.cast_signed();
+        *slot = c_char::from_ne_bytes([byte]);
     }
 }
 

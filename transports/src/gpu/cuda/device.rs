@@ -367,7 +367,7 @@ fn info(shared: &'static Shared, ordinal: c_int, device: Device) -> Result<GpuIn
 
 /// Returns the text before the first zero.
 fn text(chars: &[c_char]) -> String {
-    let bytes: Vec<u8> = chars.iter().map(|&char| char.cast_unsigned()).chain([0]).collect();
+    let bytes: Vec<u8> = chars.iter().flat_map(|char| char.to_ne_bytes()).chain([0]).collect();
     CStr::from_bytes_until_nul(&bytes)
         .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
 }
