@@ -60,6 +60,8 @@ pub(super) struct Store {
     /// Source address of each.
     came_from: Vec<Option<SocketAddr>>,
     missing: usize,
+    /// Set once a rank has left in a way that forbids the job's start.
+    cannot_start: bool,
     callers: Pending<Caller>,
     /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
@@ -109,6 +111,7 @@ impl Store {
             members: (0..size).map(|_| None).collect(),
             came_from: vec![None; size],
             missing: size - 1,
+            cannot_start: false,
             callers: Pending::new(MOST_PENDING, PATIENCE),
             deadline: Instant::now().checked_add(patience),
             shut_until: None,
@@ -166,14 +169,12 @@ impl Store {
     /// Returns `true` if no rank needs the store any more. Where the job cannot start, ranks that
     /// have not come are waited for a short time only.
     fn is_done(&mut self) -> bool {
-        let forbids_start = Departure::forbids_start;
-        let departures = || (0..self.server.size()).map(|rank| self.server.departure(rank));
-        let cannot_start = departures().flatten().any(forbids_start);
+        let departures = (0..self.server.size()).map(|rank| self.server.departure(rank));
         let is_missing = |rank: usize| rank > 0 && self.came_from[rank].is_none();
-        let is_awaited = cannot_start && (0..self.came_from.len()).any(is_missing);
+        let is_awaited = self.cannot_start && (0..self.came_from.len()).any(is_missing);
         let has_left =
             |(rank, how): (usize, Option<_>)| how.is_some() || is_awaited && is_missing(rank);
-        let have_left = (0..).zip(departures()).all(has_left) && self.unsent() == 0;
+        let have_left = (0..).zip(departures).all(has_left) && self.unsent() == 0;
         if have_left && self.lingers_until.is_none() {
             self.lingers_until = Instant::now().checked_add(LINGER);
         }
@@ -282,6 +283,7 @@ impl Store {
         };
         let missing: Vec<u32> = ranks.into_iter().filter(is_missing).collect();
         self.missing = self.missing.saturating_sub(missing.len());
+        self.cannot_start |= how.forbids_start() && !missing.is_empty();
         let outgoing = self.server.lost(&missing, how);
         self.deliver(outgoing);
     }
@@ -305,6 +307,7 @@ impl Store {
             Some(Some(Departure::CameTwice)) if self.missing == 0 => return,
             Some(Some(Departure::CameTwice)) => {
                 let mut outgoing = self.server.departed(rank, Departure::CameTwice);
+                self.cannot_start |= self.server.departure(rank) == Some(Departure::CameTwice);
                 if !outgoing.is_empty() {
                     outgoing.push((rank, Frame::Gone { rank, how: Departure::CameTwice }));
                 }
