@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     };
     let budget = largest.max(tier).budget();
     let mut context =
-        Context { workspace, tally: Tally::default(), reports: Vec::new(), limit: budget };
+        Context { workspace, tally: Tally::default(), repeated: Vec::new(), limit: budget };
     let mut summary = Summary::default();
     let steps = wanted.iter().enumerate().take_while(|_| !children::interrupted());
     for (at, step) in steps {
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         summary.add(step.name, outcome, took);
     }
     say!("\n{summary}");
-    context.reports.iter().for_each(|line| say!("{line}"));
+    context.repeated.iter().for_each(|line| say!("{line}"));
     say!("{}", context.tally);
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use children::ChildError;
 
-use super::tally::Tally;
+use super::tally::{Repeated, Tally};
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 
@@ -59,15 +59,12 @@ impl Tier {
     }
 }
 
-/// Beginning of a line that a test reports by.
-const REPORT: &str = "report: ";
-
 /// Context of a step.
 pub(super) struct Context {
     pub(super) workspace: Workspace,
     pub(super) tally: Tally,
-    /// Lines of tests that begin with [`REPORT`], for the end of the run.
-    pub(super) reports: Vec<String>,
+    /// Lines of tests for the end of the run.
+    pub(super) repeated: Vec<String>,
     /// Time limit of the running step.
     pub(super) limit: Duration,
 }
@@ -88,11 +85,11 @@ impl Context {
     /// filter that matches nothing tests nothing.
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
         say!("$ {}", children::spoken(command));
-        let (mut tally, reports) = (Tally::default(), &mut self.reports);
+        let (mut tally, mut repeated) = (Tally::default(), Repeated::default());
         let result = children::run(command, self.limit, |line| {
             children::echo(line);
             tally.read(line);
-            reports.extend(line.starts_with(REPORT).then(|| line.to_owned()));
+            self.repeated.extend(repeated.takes(line).then(|| line.to_owned()));
         });
         if result.is_err() {
             // A test that aborts its process, or does not compile, has no result line.

@@ -46,9 +46,59 @@ impl fmt::Display for Tally {
     }
 }
 
+/// Beginning of a line that a test reports by.
+const REPORT: &str = "report: ";
+
+/// Lines of a failed test's output that are repeated: its panic is among the first.
+const SHOWN: usize = 30;
+
+/// Picks the lines that stand again at the end of the run: reports, and what the tests that failed
+/// printed. CI may keep no more than the end.
+#[derive(Default)]
+pub(super) struct Repeated {
+    /// Lines of a failed test's output that are still shown; `None` outside of the list of failures.
+    left: Option<usize>,
+}
+
+impl Repeated {
+    /// Returns `true` if a line is to be repeated.
+    pub(super) fn takes(&mut self, line: &str) -> bool {
+        match (line, self.left) {
+            ("failures:", _) => self.left = Some(0),
+            (_, Some(_)) if line.starts_with("test result: ") => self.left = None,
+            (_, Some(_)) if line.starts_with("---- ") => {
+                self.left = Some(SHOWN);
+                return true;
+            }
+            (_, Some(left @ 1..)) => {
+                self.left = Some(left - 1);
+                return !line.is_empty();
+            }
+            _ => {}
+        }
+        line.starts_with(REPORT)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reports_and_the_output_of_tests_that_failed_are_repeated() {
+        let mut repeated = Repeated::default();
+        let long: Vec<String> = (0..2 * SHOWN).map(|at| format!("line {at}")).collect();
+        let mut lines = vec!["test slow ... FAILED", "report: 3 counts", "successes:"];
+        lines.extend(["---- quick stdout ----", "fine", "failures:", "", "---- slow stdout ----"]);
+        lines.extend(long.iter().map(String::as_str));
+        lines.extend(["---- wrong stdout ----", "panicked", "", "failures:", "    slow"]);
+        lines.extend(["test result: FAILED. 2 passed; 2 failed", "---- next stdout ----", "more"]);
+        lines.retain(|line| repeated.takes(line));
+        let mut expected = vec!["report: 3 counts", "---- slow stdout ----"];
+        expected.extend(long[..SHOWN].iter().map(String::as_str));
+        expected.extend(["---- wrong stdout ----", "panicked"]);
+        assert_eq!(lines, expected);
+    }
 
     #[test]
     fn result_lines_are_summed_and_all_others_ignored() {
