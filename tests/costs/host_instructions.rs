@@ -5,6 +5,7 @@ use crate::report::Count;
 use crate::support::{Job, OverShm, Watchdog};
 use carrack::{Buffer, CompQueue, Counter, Rank, RemoteComp, Runtime, Synchronizer, Tag};
 use std::hint::black_box;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 const ROLE: &str = "TEST_HOST_INSTRUCTIONS";
 
@@ -61,9 +62,35 @@ fn measured_fruitless(rank: &Runtime) {
     drop(rank.progress());
 }
 
+type Task = Box<dyn FnOnce(&Runtime) + Send>;
+
+/// The rank that sends, on a thread of its own: a thread that serves two ranks in turn pays for
+/// each change.
+struct Sender(SyncSender<(Task, SyncSender<()>)>);
+
+impl Sender {
+    fn on_its_thread(rank: Runtime) -> Self {
+        let (sender, tasks) = sync_channel::<(Task, SyncSender<()>)>(0);
+        std::thread::spawn(move || {
+            for (task, ended) in tasks {
+                task(&rank);
+                ended.send(()).unwrap();
+            }
+        });
+        Self(sender)
+    }
+
+    fn run(&self, task: impl FnOnce(&Runtime) + Send + 'static) {
+        let (ended, end) = sync_channel(0);
+        self.0.send((Box::new(task), ended)).unwrap();
+        end.recv().unwrap();
+    }
+}
+
 /// Makes progress that finds nothing: the next message is then none of a stream.
-fn rest(ranks: &[Runtime]) {
-    ranks.iter().for_each(|rank| drop(rank.progress()));
+fn rest(sender: &Sender, receiver: &Runtime) {
+    sender.run(|rank| drop(rank.progress()));
+    drop(receiver.progress());
 }
 
 /// Messages that each find their receiver at rest. The buffer of a receive comes back in its
@@ -73,38 +100,44 @@ fn a_rank_in_its_role() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let ranks = black_box(OverShm::ranks(2));
+    let mut ranks = OverShm::ranks(2);
+    let receiver = black_box(ranks.pop().unwrap());
+    let sender = Sender::on_its_thread(ranks.pop().unwrap());
     let (delivered, arrived) = (Counter::new(), Synchronizer::new(1));
-    let name = ranks[1].register_comp(&delivered).unwrap();
+    let name = receiver.register_comp(&delivered).unwrap();
     let (mut buffer, mut large, queue) = (vec![0; 8], vec![0; 4096], CompQueue::new(1));
     for number in 1..=WARM_UP + MESSAGES {
         let is_counted = number > WARM_UP;
         if is_counted {
-            rest(&ranks);
-            measured_am(&ranks[0], name, number);
-            let delivered = measured_delivery(&ranks[1], &delivered);
+            rest(&sender, &receiver);
+            sender.run(move |rank| measured_am(rank, name, number));
+            let delivered = measured_delivery(&receiver, &delivered);
             assert_eq!(delivered, number, "one call of progress delivers");
-            rest(&ranks);
-            measured_receive(&ranks[1], buffer, &arrived);
-            measured_send(&ranks[0], number);
-            let is_there = measured_match(&ranks[1], &arrived);
+            rest(&sender, &receiver);
+            measured_receive(&receiver, buffer, &arrived);
+            sender.run(move |rank| measured_send(rank, number));
+            let is_there = measured_match(&receiver, &arrived);
             assert!(is_there, "one call of progress matches");
-            rest(&ranks);
-            measured_fruitless(&ranks[1]);
+            rest(&sender, &receiver);
+            measured_fruitless(&receiver);
         } else {
-            ranks[0].post_am(Rank(1), &number.to_le_bytes(), name).submit().unwrap();
-            ranks[1].post_recv(Rank(0), buffer, Tag(1)).comp(&arrived).submit().unwrap();
-            ranks[0].post_send(Rank(1), &number.to_le_bytes(), Tag(1)).submit().unwrap();
+            receiver.post_recv(Rank(0), buffer, Tag(1)).comp(&arrived).submit().unwrap();
+            sender.run(move |rank| {
+                rank.post_am(Rank(1), &number.to_le_bytes(), name).submit().unwrap();
+                rank.post_send(Rank(1), &number.to_le_bytes(), Tag(1)).submit().unwrap();
+            });
             while delivered.get() < number || !arrived.test() {
-                ranks.iter().for_each(|rank| drop(rank.progress()));
+                rest(&sender, &receiver);
             }
         }
-        ranks[1].post_recv(Rank(0), large, Tag(2)).comp(&queue).submit().unwrap();
-        ranks[0].post_send(Rank(1), &[number as u8; 4096], Tag(2)).submit().unwrap();
-        while is_counted && !measured_match_of_4_kib(&ranks[1], &queue)
+        receiver.post_recv(Rank(0), large, Tag(2)).comp(&queue).submit().unwrap();
+        sender.run(move |rank| {
+            rank.post_send(Rank(1), &[number as u8; 4096], Tag(2)).submit().unwrap();
+        });
+        while is_counted && !measured_match_of_4_kib(&receiver, &queue)
             || !is_counted && queue.is_empty()
         {
-            drop(ranks[1].progress());
+            drop(receiver.progress());
         }
         let status = queue.pop().unwrap();
         assert_eq!(status.bytes(), Some(&[number as u8; 4096][..]));
