@@ -34,6 +34,10 @@ const CONNECT: Duration = Duration::from_secs(3);
 /// Pause after all addresses were dialled in vain.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Time for which a peer that has had a connection may refuse. One that closes listens no more, and
+/// dials by itself for its last messages, which takes a while on a busy machine.
+const CLOSING: Duration = Duration::from_secs(1);
+
 /// Time without an acknowledgement of the peer's kernel after which another connection is tried.
 /// The kernel itself waits longer and longer before it sends again, and so outlasts a cut.
 const STALLED: Duration = Duration::from_millis(500);
@@ -81,8 +85,8 @@ pub(super) struct Sending {
     attempts: u64,
     /// Number of the last connection that came up.
     established: u64,
-    /// The peer's addresses have refused since.
-    is_refused: bool,
+    /// Time since which all of the peer's addresses refuse.
+    refused_since: Option<Instant>,
     /// Bytes of the peer that the connections before have brought.
     received: u64,
 }
@@ -123,7 +127,7 @@ impl Outgoing {
             other: 0,
             attempts: 0,
             established: 0,
-            is_refused: false,
+            refused_since: None,
             received: 0,
         };
         Self {
@@ -350,7 +354,7 @@ impl Outgoing {
         sending.established = hello.attempt.get();
         sending.attempts = sending.attempts.max(sending.established);
         sending.other = hello.from.get();
-        (sending.watched, sending.is_apart, sending.is_refused) = (Some(READS), false, false);
+        (sending.watched, sending.is_apart, sending.refused_since) = (Some(READS), false, None);
         sending.alive_at = Instant::now();
         sending.has_sent = true;
         sending.line = Line::Up(socket);

@@ -1,6 +1,6 @@
 //! A connection that is being made: dialled, then proved, then welcomed.
 
-use super::{CONNECT, Line, Outgoing, PAUSE, Risen, Sending};
+use super::{CLOSING, CONNECT, Line, Outgoing, PAUSE, Risen, Sending};
 use crate::contract::DownCause;
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
 use crate::net::proof::{Role, Unproven};
@@ -83,8 +83,9 @@ impl Outgoing {
 
     /// Waits before all addresses are dialled again, or gives up.
     pub(super) fn pause(&self, sending: &mut Sending, shared: &Shared, why: &str, refused: bool) {
-        // One that closes listens no more, and makes a connection for its last messages by itself.
-        let may_close = sending.other > 0 && !std::mem::replace(&mut sending.is_refused, refused);
+        let since = sending.refused_since.take().unwrap_or_else(Instant::now);
+        sending.refused_since = refused.then_some(since);
+        let may_close = sending.other > 0 && since.elapsed() < CLOSING;
         let cause = if refused && !may_close {
             format!("no process listens at its address any more: {why}")
         } else if sending.alive_at.elapsed() >= shared.options.timeout {
