@@ -32,7 +32,7 @@ pub(crate) const WORD: usize = 8;
 
 /// The direction of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// The way from a GPU.
     Out,
     /// The way onto a GPU.
@@ -43,7 +43,7 @@ pub(crate) enum Way {
     Through,
 }
 
-impl Way {
+impl Direction {
     fn size(self) -> usize {
         if self == Self::Word { WORD } else { BLOCK }
     }
@@ -51,13 +51,13 @@ impl Way {
 
 /// A runtime's blocks.
 #[derive(Default)]
-pub(crate) struct Staging(Mutex<HashMap<(GpuUuid, Way), Arc<Pool>>>);
+pub(crate) struct Staging(Mutex<HashMap<(GpuUuid, Direction), Arc<Pool>>>);
 
 #[derive(Default)]
-struct Pool(Mutex<State>);
+struct Pool(Mutex<PoolState>);
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     free: Vec<Region>,
     /// Blocks in use.
     out: usize,
@@ -69,9 +69,14 @@ impl Staging {
     /// Takes a block for copies to or from a GPU. `None`: all are in use, and one will be free
     /// when an engine is done. A caller whose peer has no block passes `must`, and always gets
     /// one.
-    pub(crate) fn take(&self, gpu: &Arc<dyn Gpu>, way: Way, must: bool) -> Option<Block> {
+    pub(crate) fn take(
+        &self,
+        gpu: &Arc<dyn Gpu>,
+        direction: Direction,
+        must: bool,
+    ) -> Option<StagingBlock> {
         let mut pools = self.0.lock();
-        let pool = pools.entry((gpu.info().uuid, way)).or_default().clone();
+        let pool = pools.entry((gpu.info().uuid, direction)).or_default().clone();
         drop(pools);
         let mut state = pool.state();
         if state.out >= BLOCKS && !must {
@@ -91,19 +96,19 @@ impl Staging {
         // Without the lock: the first allocations are slow.
         drop(state);
         drop(gone);
-        let memory = kept.unwrap_or_else(|| pool.allocate(gpu, way, is_refused));
-        Some(Block { memory, pool })
+        let memory = kept.unwrap_or_else(|| pool.allocate(gpu, direction, is_refused));
+        Some(StagingBlock { memory, pool })
     }
 }
 
 impl Pool {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.0.lock()
     }
 
-    fn allocate(&self, gpu: &Arc<dyn Gpu>, way: Way, is_refused: bool) -> Region {
+    fn allocate(&self, gpu: &Arc<dyn Gpu>, direction: Direction, is_refused: bool) -> Region {
         if !is_refused {
-            match gpu.allocate(way.size(), Flavour::Pinned) {
+            match gpu.allocate(direction.size(), Flavour::Pinned) {
                 Ok(memory) => return memory,
                 Err(why) => {
                     if gpu.check().is_ok() && !std::mem::replace(&mut self.state().is_refused, true)
@@ -114,18 +119,18 @@ impl Pool {
                 }
             }
         }
-        Region::host(way.size())
+        Region::host(direction.size())
     }
 }
 
 /// A block, in use until this is dropped. Keep it until the engine that copies to or from it is
 /// done.
-pub(crate) struct Block {
+pub(crate) struct StagingBlock {
     memory: Region,
     pool: Arc<Pool>,
 }
 
-impl Block {
+impl StagingBlock {
     /// Returns the first `len` bytes of the block, for a copy.
     pub(crate) fn first(&self, len: usize) -> Buffer {
         self.memory.slice(0, len).map_or(Buffer::Empty, Buffer::Region)
@@ -137,7 +142,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for StagingBlock {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         state.out -= 1;
@@ -158,15 +163,19 @@ mod tests {
         let staging = Staging::default();
         for _ in 0..3 {
             let mut taken: Vec<_> =
-                std::iter::from_fn(|| staging.take(&gpu, Way::Out, false)).take(100).collect();
+                std::iter::from_fn(|| staging.take(&gpu, Direction::Out, false))
+                    .take(100)
+                    .collect();
             assert_eq!(taken.len(), BLOCKS);
             assert!(taken.iter().all(|block| block.memory().kind() == MemKind::Pinned));
             taken.push(
-                staging.take(&gpu, Way::Out, true).expect("a caller without a block gets one"),
+                staging
+                    .take(&gpu, Direction::Out, true)
+                    .expect("a caller without a block gets one"),
             );
             assert!(
-                staging.take(&gpu, Way::In, false).is_some(),
-                "the other way has blocks of its own"
+                staging.take(&gpu, Direction::In, false).is_some(),
+                "the other direction has blocks of its own"
             );
         }
         let counters = driver.counters();
@@ -178,7 +187,7 @@ mod tests {
         let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
         let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
         let staging = Staging::default();
-        let take = || staging.take(&gpu, Way::Out, false).unwrap().memory().id();
+        let take = || staging.take(&gpu, Direction::Out, false).unwrap().memory().id();
         let first = take();
         assert_eq!(take(), first);
         driver.faults().lose_contexts(true);
@@ -195,7 +204,7 @@ mod tests {
         let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
         let staging = Staging::default();
         let blocks: Vec<_> =
-            std::iter::from_fn(|| staging.take(&gpu, Way::In, false)).take(100).collect();
+            std::iter::from_fn(|| staging.take(&gpu, Direction::In, false)).take(100).collect();
         assert_eq!(blocks.len(), BLOCKS);
         assert!(blocks.iter().all(|block| block.memory().kind() == MemKind::Host));
         assert_eq!(driver.counters().pinned, 0);

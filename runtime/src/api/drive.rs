@@ -86,16 +86,16 @@ impl Drive {
 /// A thread that sleeps, and then wakes a future.
 ///
 /// It holds no runtime, and ends by itself soon after this is dropped.
-struct Sleeper(Arc<Shared>);
+struct Sleeper(Arc<SleeperShared>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SleeperShared {
+    state: Mutex<SleeperState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct SleeperState {
     next: Option<(Sleep, Waker)>,
     /// Function that wakes the thread out of its sleep.
     end: Option<Box<dyn Fn() + Send>>,
@@ -104,7 +104,7 @@ struct State {
 
 impl Sleeper {
     fn start(name: String) -> std::io::Result<Self> {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<SleeperShared>::default();
         let sleeps = shared.clone();
         std::thread::Builder::new().name(name).spawn(move || sleeps.run())?;
         Ok(Self(shared))
@@ -123,7 +123,7 @@ impl Sleeper {
     }
 }
 
-impl Shared {
+impl SleeperShared {
     fn run(&self) {
         let mut state = self.state.lock();
         while !state.stops {

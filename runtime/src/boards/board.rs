@@ -17,7 +17,7 @@ pub(crate) struct Board {
     me: Rank,
     members: OnceLock<Members>,
     hash: OnceLock<u64>,
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     /// Number of the last operation whose note has arrived, for each step of a barrier. A barrier's
     /// notes say no more, so they need no list. An unexpected one goes into the list. Listeners
     /// have a waker in the state.
@@ -30,7 +30,7 @@ pub(crate) struct Board {
 const STEPS: usize = 32;
 
 #[derive(Default)]
-struct State {
+struct BoardState {
     /// Operations that have begun here.
     begun: u64,
     /// Operations in flight.
@@ -43,7 +43,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active {
     pub(crate) number: u64,
-    what: What,
+    what: CollectiveKind,
     /// The rank that it waits for.
     pub(crate) awaits: Option<Rank>,
 }
@@ -73,14 +73,14 @@ pub(crate) struct Meaning {
     /// The hash of the list of members.
     pub(crate) hash: u64,
     pub(crate) count: u32,
-    pub(crate) what: What,
+    pub(crate) what: CollectiveKind,
     /// The root of a broadcast, or the culprit of a failure.
     pub(crate) root: Rank,
 }
 
 /// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum What {
+pub(crate) enum CollectiveKind {
     Barrier,
     Broadcast,
     Allgather,
@@ -88,7 +88,7 @@ pub(crate) enum What {
     Failed,
 }
 
-impl What {
+impl CollectiveKind {
     const ALL: [Self; 4] = [Self::Barrier, Self::Broadcast, Self::Allgather, Self::Failed];
 
     pub(crate) fn name(self) -> &'static str {
@@ -125,7 +125,7 @@ impl Note {
     pub(crate) fn decode(from: Rank, number: u64, bytes: &[u8]) -> Option<Self> {
         let Payload { hash, what, count, root, step, word } =
             Payload::read_from_bytes(bytes).ok()?;
-        let what = *What::ALL.get(usize::try_from(what.get()).ok()?)?;
+        let what = *CollectiveKind::ALL.get(usize::try_from(what.get()).ok()?)?;
         let (count, root) = (count.get(), Rank(root.get()));
         let meaning = Meaning { hash: hash.get(), count, what, root };
         Some(Self { from, number, step: step.get(), meaning, word: word.get() })
@@ -157,7 +157,7 @@ impl Board {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock()
     }
 
@@ -183,7 +183,7 @@ impl Board {
     }
 
     /// Begins an operation, and returns its number.
-    pub(crate) fn begin(&self, what: What) -> u64 {
+    pub(crate) fn begin(&self, what: CollectiveKind) -> u64 {
         let mut state = self.lock();
         let number = state.begun;
         state.begun += 1;
@@ -199,7 +199,7 @@ impl Board {
             return false;
         };
         let count = members.count();
-        let meaning = Meaning { hash, count, what: What::Barrier, root: Rank(0) };
+        let meaning = Meaning { hash, count, what: CollectiveKind::Barrier, root: Rank(0) };
         if note.meaning != meaning || members.before(self.me, note.step) != Some(note.from) {
             return false;
         }
@@ -244,7 +244,7 @@ impl Board {
         let meaning = Meaning {
             hash: self.hash(),
             count: members.count(),
-            what: What::Barrier,
+            what: CollectiveKind::Barrier,
             root: Rank(0),
         };
         Some(Note { from: members.before(self.me, step)?, number, step, meaning, word: 0 })
@@ -300,7 +300,7 @@ impl Board {
         self.add(&mut self.lock(), waker);
     }
 
-    fn add(&self, state: &mut State, waker: &Waker) {
+    fn add(&self, state: &mut BoardState, waker: &Waker) {
         if !state.wakers.iter().any(|other| other.will_wake(waker)) {
             state.wakers.push(waker.clone());
             self.barriers.set_listeners(state.wakers.len());
@@ -319,7 +319,9 @@ impl Board {
     pub(crate) fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
         let is_one = |note: &&Note| {
-            note.from == from && note.number >= state.begun && note.meaning.what != What::Failed
+            note.from == from
+                && note.number >= state.begun
+                && note.meaning.what != CollectiveKind::Failed
         };
         let listed = state.notes.iter().find(is_one).copied();
         let begun = state.begun;
@@ -332,7 +334,7 @@ impl Board {
             let meaning = Meaning {
                 hash: self.hash(),
                 count: members.count(),
-                what: What::Barrier,
+                what: CollectiveKind::Barrier,
                 root: Rank(0),
             };
             Some(Note { from, number: begun, step, meaning, word: 0 })
@@ -354,14 +356,15 @@ mod tests {
         let boards = Boards::new(Rank(0), 2);
         let group = boards.make(7).unwrap();
         group.found(Members::Some([Rank(0), Rank(1)].into()));
-        let meaning = Meaning { hash: group.hash(), count: 2, what: What::Failed, root: Rank(1) };
+        let meaning =
+            Meaning { hash: group.hash(), count: 2, what: CollectiveKind::Failed, root: Rank(1) };
         let note = Note { from: Rank(1), number: 0, step: u32::MAX, meaning, word: 0 };
         boards.pin(7, note);
         assert_eq!(boards.unclaimed(Rank(1), 0), None);
         let comes = Note {
             number: 1,
             step: 0,
-            meaning: Meaning { what: What::Allgather, ..meaning },
+            meaning: Meaning { what: CollectiveKind::Allgather, ..meaning },
             ..note
         };
         boards.pin(7, comes);
@@ -374,7 +377,7 @@ mod tests {
             hash: u64, count: u32, root: u32, step: u32, word: u64, number: u64,
             what in 0_usize..4,
         ) {
-            let meaning = Meaning { hash, count, what: What::ALL[what], root: Rank(root) };
+            let meaning = Meaning { hash, count, what: CollectiveKind::ALL[what], root: Rank(root) };
             let note = Note { from: Rank(3), number, step, meaning, word };
             prop_assert_eq!(Note::decode(Rank(3), number, note.encode().as_slice()), Some(note));
         }

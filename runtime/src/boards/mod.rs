@@ -3,7 +3,7 @@
 mod board;
 mod members;
 
-pub(crate) use board::{Board, Meaning, Note, What};
+pub(crate) use board::{Board, CollectiveKind, Meaning, Note};
 pub(crate) use members::Members;
 
 use crate::names::{Rank, Tag};
@@ -20,13 +20,13 @@ pub(crate) const GROUPS: usize = 1 << 16;
 pub(crate) struct Boards {
     me: Rank,
     world: Arc<Board>,
-    others: Mutex<Others>,
+    others: Mutex<OtherBoards>,
     /// Numbers for groups of the library that this rank has offered.
     tickets: AtomicU32,
 }
 
 #[derive(Default)]
-struct Others {
+struct OtherBoards {
     boards: HashMap<u32, Arc<Board>>,
     /// Groups that this rank has not made, and for which a note has come.
     unmade: HashSet<u32>,
@@ -47,7 +47,7 @@ impl Boards {
             .ok()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Others> {
+    fn lock(&self) -> MutexGuard<'_, OtherBoards> {
         self.others.lock()
     }
 
@@ -66,7 +66,7 @@ impl Boards {
     /// Returns the board of a group that this rank makes, or `None` if there are too many.
     pub(crate) fn make(&self, name: u32) -> Option<Arc<Board>> {
         let mut others = self.lock();
-        let Others { boards, unmade } = &mut *others;
+        let OtherBoards { boards, unmade } = &mut *others;
         let is_made = boards.contains_key(&name) && !unmade.contains(&name);
         if !is_made && boards.len() - unmade.len() >= GROUPS {
             return None;
@@ -78,7 +78,7 @@ impl Boards {
     /// Returns the board of a group that another rank has sent a note for.
     fn heard_of(&self, name: u32) -> Arc<Board> {
         let mut others = self.lock();
-        let Others { boards, unmade } = &mut *others;
+        let OtherBoards { boards, unmade } = &mut *others;
         let fresh = || {
             unmade.insert(name);
             self.empty(name)

@@ -20,26 +20,26 @@ use super::protocol::{check_key, check_value};
 pub struct InProcess {
     rank: u32,
     fence_turn: Mutex<()>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedJob>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedJob {
     job: JobId,
     size: u32,
-    state: Mutex<State>,
+    state: Mutex<JobState>,
     fence_moved: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct JobState {
     table: HashMap<String, Vec<u8>>,
     fence_arrived: u32,
     fences_done: u64,
     gone: Vec<(u32, Departure)>,
 }
 
-impl Shared {
+impl SharedJob {
     fn new(size: u32) -> Result<Self, BootstrapError> {
         let (job, state, fence_moved) = (JobId::random()?, Mutex::default(), Condvar::new());
         Ok(Self { job, size, state, fence_moved })
@@ -53,7 +53,7 @@ impl InProcess {
     ///
     /// [`BootstrapError::Os`] when the kernel has no random bytes for the job's identity.
     pub fn job(size: u32) -> Result<Vec<Self>, BootstrapError> {
-        let shared = Arc::new(Shared::new(size)?);
+        let shared = Arc::new(SharedJob::new(size)?);
         let rank = |rank| Self { rank, fence_turn: Mutex::default(), shared: Arc::clone(&shared) };
         Ok((0..size).map(rank).collect())
     }
@@ -64,11 +64,11 @@ impl InProcess {
     ///
     /// Those of [`job`](Self::job).
     pub fn alone() -> Result<Self, BootstrapError> {
-        let shared = Arc::new(Shared::new(1)?);
+        let shared = Arc::new(SharedJob::new(1)?);
         Ok(Self { rank: 0, fence_turn: Mutex::default(), shared })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, JobState> {
         self.shared.state.lock()
     }
 

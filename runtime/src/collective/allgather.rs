@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use super::group::Group;
-use crate::boards::What;
+use crate::boards::CollectiveKind;
 use crate::error::CollectiveError;
 use crate::names::Rank;
 use std::future::Future;
@@ -17,7 +17,7 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn allgather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let call = Call::begin_blocking(self, What::Allgather, Rank(0))?;
+        let call = Call::begin_blocking(self, CollectiveKind::Allgather, Rank(0))?;
         call.block(allgather(&call, mine.to_vec()))
     }
 
@@ -54,7 +54,7 @@ impl Group {
         &'g self,
         mine: &[u8],
     ) -> impl Future<Output = Result<Vec<Vec<u8>>, CollectiveError>> + use<'g> {
-        let call = Call::begin(self, What::Allgather, Rank(0));
+        let call = Call::begin(self, CollectiveKind::Allgather, Rank(0));
         let mine = mine.to_vec();
         async move {
             let call = call?;

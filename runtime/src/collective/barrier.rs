@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use super::group::Group;
-use crate::boards::What;
+use crate::boards::CollectiveKind;
 use crate::error::CollectiveError;
 use crate::names::Rank;
 use std::future::Future;
@@ -17,7 +17,7 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
-        let call = Call::begin_blocking(self, What::Barrier, Rank(0))?;
+        let call = Call::begin_blocking(self, CollectiveKind::Barrier, Rank(0))?;
         let mut steps = (0..).map_while(|step| Some((step, partners(&call, step)?)));
         let here = call.revoke().and_then(|()| {
             steps.try_for_each(|(step, (to, from))| {
@@ -31,7 +31,7 @@ impl Group {
     /// Returns the future of a [`barrier`](Self::barrier). It takes its place among the group's
     /// operations when this is called.
     pub fn barrier_async(&self) -> impl Future<Output = Result<(), CollectiveError>> {
-        let call = Call::begin(self, What::Barrier, Rank(0));
+        let call = Call::begin(self, CollectiveKind::Barrier, Rank(0));
         async move {
             let call = call?;
             call.run(barrier(&call)).await

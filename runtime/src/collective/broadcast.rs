@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use super::group::Group;
-use crate::boards::What;
+use crate::boards::CollectiveKind;
 use crate::error::CollectiveError;
 use crate::names::Rank;
 use bytes::Bytes;
@@ -19,7 +19,7 @@ impl Group {
     /// See [`CollectiveError`].
     pub fn broadcast(&self, root: Rank, bytes: &[u8]) -> Result<Vec<u8>, CollectiveError> {
         self.check_root(root)?;
-        let call = Call::begin_blocking(self, What::Broadcast, root)?;
+        let call = Call::begin_blocking(self, CollectiveKind::Broadcast, root)?;
         call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
@@ -31,7 +31,8 @@ impl Group {
         bytes: impl Into<Bytes>,
     ) -> impl Future<Output = Result<Vec<u8>, CollectiveError>> {
         let bytes = bytes.into();
-        let call = self.check_root(root).and_then(|()| Call::begin(self, What::Broadcast, root));
+        let call =
+            self.check_root(root).and_then(|()| Call::begin(self, CollectiveKind::Broadcast, root));
         async move {
             let call = call?;
             call.run(broadcast(&call, root, bytes)).await

@@ -2,7 +2,7 @@
 
 use super::group::{Group, OWN_NAMES};
 use crate::api::Runtime;
-use crate::boards::{Board, Meaning, Note, What};
+use crate::boards::{Board, CollectiveKind, Meaning, Note};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::{AwaitError, CollectiveError, OpError, PostError, ProgressError, WaitError};
@@ -81,7 +81,11 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// Called in a forked process. A refused call takes no number and sends nothing.
-    pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Result<Self, CollectiveError> {
+    pub(super) fn begin(
+        group: &'a Group,
+        what: CollectiveKind,
+        root: Rank,
+    ) -> Result<Self, CollectiveError> {
         if group.runtime.0.is_forked() {
             return Err(refused(what, ProgressError::Forked.into()));
         }
@@ -105,7 +109,7 @@ impl<'a> Call<'a> {
     /// Called in a forked process, or from a completion handler.
     pub(super) fn begin_blocking(
         group: &'a Group,
-        what: What,
+        what: CollectiveKind,
         root: Rank,
     ) -> Result<Self, CollectiveError> {
         group.runtime.may_block().map_err(|cause| refused(what, cause))?;
@@ -226,12 +230,12 @@ impl<'a> Call<'a> {
     /// Returns `true` if the note of a barrier's step has arrived.
     #[inline]
     fn has_ticked(&self, step: u32) -> bool {
-        self.meaning.what == What::Barrier && self.board.has_ticked(self.number, step)
+        self.meaning.what == CollectiveKind::Barrier && self.board.has_ticked(self.number, step)
     }
 
     /// Returns the note of a member that is in a barrier, where this operation is none.
     fn barrier_instead(&self) -> Option<Note> {
-        if self.meaning.what == What::Barrier {
+        if self.meaning.what == CollectiveKind::Barrier {
             None
         } else {
             self.board.barrier_instead(self.number)
@@ -393,19 +397,21 @@ impl<'a> Call<'a> {
     fn contradiction(&self, note: &Note) -> CollectiveError {
         let (what, rank) = (self.what(), note.from);
         match note.meaning {
-            Meaning { what: What::Failed, root, .. } if note.word == GONE => {
+            Meaning { what: CollectiveKind::Failed, root, .. } if note.word == GONE => {
                 let known = self.runtime.0.down().get(&root).cloned();
                 let told = || DownCause::Gone(format!("says {rank}, where the {what} failed"));
                 self.down(root, known.unwrap_or_else(told))
             }
-            Meaning { what: What::Failed, root, hash, .. } if note.word & 0xff == UNEVEN => {
+            Meaning { what: CollectiveKind::Failed, root, hash, .. }
+                if note.word & 0xff == UNEVEN =>
+            {
                 let (ours, theirs) = (self.contributes.load(Ordering::Relaxed), note.word >> 8);
                 // The one of the two that differs from this operation.
                 let (rank, theirs) = if theirs == ours { (rank, hash) } else { (root, theirs) };
                 let fits = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
                 CollectiveError::Uneven { rank, theirs: fits(theirs), ours: fits(ours) }
             }
-            Meaning { what: What::Failed, .. } => CollectiveError::Failed { what, rank },
+            Meaning { what: CollectiveKind::Failed, .. } => CollectiveError::Failed { what, rank },
             theirs => CollectiveError::Mismatch {
                 rank,
                 theirs: describe(theirs, self.board.name),
@@ -465,7 +471,7 @@ impl<'a> Call<'a> {
         } else {
             self.meaning.hash
         };
-        let meaning = Meaning { what: What::Failed, root, hash, ..self.meaning };
+        let meaning = Meaning { what: CollectiveKind::Failed, root, hash, ..self.meaning };
         for place in 0..self.count() {
             let to = self.rank(place);
             if to != me && !(word == GONE && to == root) {
@@ -531,7 +537,7 @@ impl Group {
     /// operations that belong together. Members that begin it, or are in it, get the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
         // A forked process sends nothing, because the group belongs to the parent.
-        let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
+        let Ok(call) = Call::begin(self, CollectiveKind::Barrier, Rank(0)) else { return };
         call.give_up(call.blame(cause));
         call.has_ended.store(true, Ordering::Relaxed);
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
@@ -558,19 +564,20 @@ impl Drop for Call<'_> {
 }
 
 #[cold]
-fn refused(what: What, cause: WaitError) -> CollectiveError {
+fn refused(what: CollectiveKind, cause: WaitError) -> CollectiveError {
     CollectiveError::Wait { what: what.name(), cause }
 }
 
 fn describe(meaning: Meaning, group: u32) -> String {
     let Meaning { count, what, root, hash } = meaning;
-    let from = if what == What::Broadcast { format!(" from {root}") } else { String::new() };
+    let from =
+        if what == CollectiveKind::Broadcast { format!(" from {root}") } else { String::new() };
     let of = match group {
         0 => "all ranks".into(),
         OWN_NAMES.. => format!("the library's group {group:#x}"),
         _ => format!("group {group}"),
     };
     let name = what.name();
-    let article = if what == What::Allgather { "an" } else { "a" };
+    let article = if what == CollectiveKind::Allgather { "an" } else { "a" };
     format!("{article} {name} over {of}, {count} members (list {:08x}){from}", hash as u32)
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const LIMIT: usize = RemoteComp::NUMBERS;
 
 /// The content of a slot.
-enum State {
+enum SlotState {
     /// Free: the next object gets it.
     Free,
     /// Set aside by `reserve`: an object gets it by its name only.
@@ -27,10 +27,10 @@ enum State {
     Used(Arc<dyn Completion>, bool),
 }
 
-struct Slot {
+struct CompSlot {
     /// Present name of the slot, or the next one if it is free.
     name: RemoteComp,
-    state: State,
+    state: SlotState,
 }
 
 /// A text, and the object that has its name.
@@ -52,7 +52,7 @@ pub(crate) struct Registry {
 
 #[derive(Default)]
 struct Tables {
-    slots: Vec<Slot>,
+    slots: Vec<CompSlot>,
     texts: BTreeMap<RemoteComp, Texted>,
 }
 
@@ -60,13 +60,13 @@ struct Tables {
 #[derive(Default)]
 pub(crate) struct Snapshot {
     version: u64,
-    comps: Box<[Option<Named>]>,
+    comps: Box<[Option<NamedComp>]>,
     /// Objects with a name by text, in the order of their names.
-    texts: Box<[Named]>,
+    texts: Box<[NamedComp]>,
 }
 
 /// An object, and its name.
-type Named = (RemoteComp, Arc<dyn Completion>);
+type NamedComp = (RemoteComp, Arc<dyn Completion>);
 
 impl Snapshot {
     /// Returns the object under a name.
@@ -88,7 +88,7 @@ impl Snapshot {
 impl Registry {
     pub(crate) fn new() -> Self {
         // Slot 0 is never given: a header of zeros names no object.
-        let first = Slot { name: RemoteComp(0), state: State::Reserved };
+        let first = CompSlot { name: RemoteComp(0), state: SlotState::Reserved };
         let tables = Tables { slots: vec![first], texts: BTreeMap::new() };
         Self { tables: Mutex::new(tables), version: AtomicU64::new(1) }
     }
@@ -112,15 +112,16 @@ impl Registry {
         let tables = self.lock();
         snapshot.version = self.version.load(Ordering::Acquire);
         let comps = tables.slots.iter().map(|slot| match &slot.state {
-            State::Used(comp, _) => Some((slot.name, comp.clone())),
-            State::Free | State::Reserved | State::Spent => None,
+            SlotState::Used(comp, _) => Some((slot.name, comp.clone())),
+            SlotState::Free | SlotState::Reserved | SlotState::Spent => None,
         });
         let before = std::mem::replace(&mut snapshot.comps, comps.collect());
         let texts = tables.texts.iter().map(|(name, (_, comp))| (*name, comp.clone()));
         let texts_before = std::mem::replace(&mut snapshot.texts, texts.collect());
         drop(tables);
-        let is_left =
-            |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
+        let is_left = |(name, comp): &NamedComp| {
+            snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp))
+        };
         let before = before.into_iter().flatten().chain(texts_before);
         before.filter(is_left).for_each(|(_, comp)| left.push(comp));
     }
@@ -138,13 +139,13 @@ impl Registry {
     pub(crate) fn register(&self, comp: Arc<dyn Completion>) -> Result<RemoteComp, ResourceError> {
         let mut tables = self.lock();
         let slots = &mut tables.slots;
-        let free = slots.iter().position(|slot| matches!(slot.state, State::Free));
+        let free = slots.iter().position(|slot| matches!(slot.state, SlotState::Free));
         let at = free.unwrap_or(slots.len());
         if at == slots.len() {
-            slots.push(Slot { name: Self::name(at)?, state: State::Free });
+            slots.push(CompSlot { name: Self::name(at)?, state: SlotState::Free });
         }
         let slot = &mut slots[at];
-        slot.state = State::Used(comp, false);
+        slot.state = SlotState::Used(comp, false);
         self.changed();
         Ok(slot.name)
     }
@@ -179,7 +180,7 @@ impl Registry {
         let name = Self::name(first)?;
         Self::name(first + count as usize)?;
         let names = (first..first + count as usize).filter_map(|at| RemoteComp::of(at, 0));
-        slots.extend(names.map(|name| Slot { name, state: State::Reserved }));
+        slots.extend(names.map(|name| CompSlot { name, state: SlotState::Reserved }));
         Ok(name)
     }
 
@@ -195,8 +196,8 @@ impl Registry {
         let slot =
             slots.get_mut(name.number()).filter(|slot| slot.name == name && name.number() != 0);
         match slot.map(|slot| &mut slot.state) {
-            Some(state @ State::Reserved) => *state = State::Used(comp, true),
-            Some(State::Used(..)) => return Err(wrong("is in use: deregister it first")),
+            Some(state @ SlotState::Reserved) => *state = SlotState::Used(comp, true),
+            Some(SlotState::Used(..)) => return Err(wrong("is in use: deregister it first")),
             _ => return Err(wrong("was not reserved: call reserve_comps first")),
         }
         self.changed();
@@ -216,20 +217,20 @@ impl Registry {
         let mut tables = self.lock();
         let slots = &mut tables.slots;
         let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name);
-        let Some(slot @ Slot { state: State::Used(..), .. }) = slot else {
+        let Some(slot @ CompSlot { state: SlotState::Used(..), .. }) = slot else {
             return Err(ResourceError::Slot {
                 slot: name,
                 why: "is not in use: deregister a name once",
             });
         };
         let next = RemoteComp(name.0.wrapping_add(LIMIT as u32));
-        let left = if matches!(slot.state, State::Used(_, true)) {
-            std::mem::replace(&mut slot.state, State::Reserved)
+        let left = if matches!(slot.state, SlotState::Used(_, true)) {
+            std::mem::replace(&mut slot.state, SlotState::Reserved)
         } else if next > name && !next.is_of_text() {
             slot.name = next;
-            std::mem::replace(&mut slot.state, State::Free)
+            std::mem::replace(&mut slot.state, SlotState::Free)
         } else {
-            std::mem::replace(&mut slot.state, State::Spent)
+            std::mem::replace(&mut slot.state, SlotState::Spent)
         };
         self.changed();
         drop(tables);

@@ -1,6 +1,6 @@
 //! Bytes on their way from a GPU: its engine copies the next block while the link sends the last.
 
-use crate::staging::{BLOCK, Block, Staging, Way};
+use crate::staging::{BLOCK, Direction, Staging, StagingBlock};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::{Buffer, CopyError, MemRef, Transfer};
 use std::collections::VecDeque;
@@ -12,9 +12,9 @@ pub(super) struct Ahead {
     /// Bytes that an engine was told to copy.
     begun: usize,
     /// The copy in progress. Declared before its block: the drop of a transfer waits.
-    copying: Option<(Transfer, Block, usize)>,
+    copying: Option<(Transfer, StagingBlock, usize)>,
     /// Copied blocks, with the bytes in each.
-    ready: VecDeque<(Block, usize)>,
+    ready: VecDeque<(StagingBlock, usize)>,
     /// Bytes of the first block that are sent.
     sent: usize,
 }
@@ -48,7 +48,7 @@ impl Ahead {
         if len == 0 {
             return Ok(moved);
         }
-        let Some(block) = staging.take(&self.gpu, Way::Out, self.ready.is_empty()) else {
+        let Some(block) = staging.take(&self.gpu, Direction::Out, self.ready.is_empty()) else {
             return Ok(moved);
         };
         let source = (std::mem::take(bytes), self.begun);
@@ -86,7 +86,7 @@ impl Ahead {
     }
 
     /// Takes the buffer back; waits for the engine if it is copying.
-    pub(super) fn settle(&mut self, bytes: &mut Buffer) -> Option<(Block, usize)> {
+    pub(super) fn settle(&mut self, bytes: &mut Buffer) -> Option<(StagingBlock, usize)> {
         let (transfer, block, len) = self.copying.take()?;
         *bytes = transfer.into_buffers().1;
         Some((block, len))

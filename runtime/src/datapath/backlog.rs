@@ -8,7 +8,7 @@ use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::Linked;
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
-use crate::staging::{BLOCK, Way};
+use crate::staging::{BLOCK, Direction};
 use carrack_transports::contract::{Op, OpToken, Submit, SubmitError};
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
@@ -190,7 +190,7 @@ impl Parked {
         let (kind, len) = (buffer.view().place().kind(), buffer.len());
         let refused = match buffer.view().place().gpu().cloned() {
             // Each peer may take one: the operations behind it wait.
-            Some(gpu) => match carrier.staging.take(&gpu, Way::Out, true) {
+            Some(gpu) => match carrier.staging.take(&gpu, Direction::Out, true) {
                 Some(block) => match Transfer::start(block.first(len), buffer) {
                     Ok(transfer) => return Ok((Stage::Staging(transfer, block), None)),
                     Err(refused) => {

@@ -4,7 +4,7 @@
 //! The receiver grants as many bytes as it has blocks for. So its memory is bounded, a message
 //! whose GPU is slow delays no other, and every byte that arrives has its block.
 
-use crate::staging::{BLOCK, BLOCKS, Block, Staging, Way};
+use crate::staging::{BLOCK, BLOCKS, Direction, Staging, StagingBlock};
 use carrack_transports::contract::Payload;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
@@ -21,13 +21,13 @@ pub(super) struct Inflow {
     /// The beginning of the first of them in the message.
     begin: usize,
     /// The copy in progress. Declared before its block: the drop of a transfer waits.
-    copying: Option<(Transfer, Block)>,
+    copying: Option<(Transfer, StagingBlock)>,
     /// Bytes that have had a block.
     granted: usize,
 }
 
 struct Filling {
-    block: Block,
+    block: StagingBlock,
     got: usize,
     len: usize,
 }
@@ -112,7 +112,7 @@ impl Inflow {
         }
         while self.granted < self.size && self.blocks() < BLOCKS {
             let must = must && self.blocks() == 0;
-            let Some(block) = staging.take(&self.gpu, Way::In, must) else { break };
+            let Some(block) = staging.take(&self.gpu, Direction::In, must) else { break };
             let len = (self.size - self.granted).min(BLOCK);
             self.filling.push_back(Filling { block, got: 0, len });
             self.granted += len;

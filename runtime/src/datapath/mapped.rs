@@ -48,10 +48,10 @@ const LONGEST_KEY: usize = 1024;
 /// Regions of a rank in which messages lie. This does not keep them alive: see
 /// [`Keeper`](carrack_transports::mem::Keeper).
 #[derive(Default)]
-pub(crate) struct Exposures(Mutex<State>);
+pub(crate) struct Exposures(Mutex<ExposureList>);
 
 #[derive(Default)]
-struct State {
+struct ExposureList {
     /// The latest at the end.
     all: VecDeque<Arc<Exposure>>,
     names: u64,
@@ -71,7 +71,7 @@ struct Exposure {
 }
 
 impl Exposures {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExposureList> {
         self.0.lock()
     }
 
@@ -185,20 +185,20 @@ pub(crate) struct Introduced(Mutex<BTreeMap<(Rank, u64), Arc<Known>>>);
 /// A region of a peer.
 pub(crate) struct Known {
     key: WireKey,
-    imported: OnceLock<Result<Held, String>>,
+    imported: OnceLock<Result<RegionImport, String>>,
     /// The time of the last use: larger is later.
     used: AtomicU64,
 }
 
 /// The import of a region of a peer.
-enum Held {
+enum RegionImport {
     Mapped(Imported),
     /// A region of another rank in this process. A strong reference would keep it from being
     /// freed.
     Own(WeakImported),
 }
 
-impl Held {
+impl RegionImport {
     fn of(imported: Imported) -> Self {
         if imported.is_own() { Self::Own(imported.downgrade()) } else { Self::Mapped(imported) }
     }
@@ -263,7 +263,10 @@ impl Introduced {
     /// Releases the regions that their owners have withdrawn.
     pub(crate) fn release_withdrawn(&self) {
         self.drop_those(|_, known| {
-            known.imported.get().is_some_and(|held| held.as_ref().is_ok_and(Held::has_ended))
+            known
+                .imported
+                .get()
+                .is_some_and(|held| held.as_ref().is_ok_and(RegionImport::has_ended))
         });
     }
 
@@ -400,7 +403,7 @@ impl Known {
                 let held = match import() {
                     // The next message tries again.
                     Err(MapError::Lacking(_)) => return None,
-                    imported => imported.map(Held::of).map_err(|why| why.to_string()),
+                    imported => imported.map(RegionImport::of).map_err(|why| why.to_string()),
                 };
                 self.imported.get_or_init(|| held)
             }

@@ -2,7 +2,7 @@
 //! driver's own call would wait until the engine has copied all bytes. Of many copies that go
 //! together a block takes as many as fit, and the engine gets them in one call.
 
-use crate::staging::{BLOCK, Block, Staging, Way};
+use crate::staging::{BLOCK, Direction, Staging, StagingBlock};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, ByWay, CopyError, MemKind, Refused, Together, Transfer};
@@ -155,7 +155,7 @@ impl Ends {
     /// Lets the engine copy `len` bytes, from offset `at` on, with a block at the other end.
     fn start(
         &mut self,
-        (block, len): (&Block, usize),
+        (block, len): (&StagingBlock, usize),
         at: usize,
         from_gpu: bool,
     ) -> Result<Transfer, CopyError> {
@@ -191,7 +191,7 @@ impl Ends {
     /// Lets the CPU copy `len` bytes, from offset `at` on, between a block and the host memory.
     fn copy_now(
         &mut self,
-        (block, len): (&Block, usize),
+        (block, len): (&StagingBlock, usize),
         at: usize,
         from_gpu: bool,
     ) -> Result<(), CopyError> {
@@ -220,9 +220,9 @@ impl Ends {
 pub(crate) struct Through {
     /// The engine's transfer and its bytes; it has the end on the GPU meanwhile. Declared before
     /// its block: the drop of a transfer waits for the engine.
-    copying: Option<(Transfer, Block, usize)>,
+    copying: Option<(Transfer, StagingBlock, usize)>,
     /// The next block of a copy onto a GPU, which the engine has not begun.
-    filled: Option<(Block, usize)>,
+    filled: Option<(StagingBlock, usize)>,
     ends: Ends,
     len: usize,
     gpu: Arc<dyn Gpu>,
@@ -301,12 +301,12 @@ impl Through {
     }
 
     /// Returns a block for the next bytes, if bytes and a block are left.
-    fn next(&self, must: bool) -> Option<(Block, usize)> {
+    fn next(&self, must: bool) -> Option<(StagingBlock, usize)> {
         let len = (self.len - self.begun).min(BLOCK);
         if len == 0 {
             return None;
         }
-        Some((self.staging.take(&self.gpu, Way::Through, must)?, len))
+        Some((self.staging.take(&self.gpu, Direction::Through, must)?, len))
     }
 
     /// Fills the next block, unless one is filled already.
@@ -323,7 +323,7 @@ impl Through {
     }
 
     /// Takes back the end on the GPU, after waiting for the engine.
-    fn settle(&mut self) -> Option<(Block, usize)> {
+    fn settle(&mut self) -> Option<(StagingBlock, usize)> {
         let (transfer, block, len) = self.copying.take()?;
         self.ends.end(transfer, self.from_gpu);
         Some((block, len))

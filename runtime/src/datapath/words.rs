@@ -10,7 +10,7 @@ use super::carrier::Carrier;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
 use crate::protocol::wire::{Control, Verdict};
-use crate::staging::{Block, Staging, WORD, Way};
+use crate::staging::{Direction, Staging, StagingBlock, WORD};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
 use std::collections::{HashMap, VecDeque};
@@ -55,17 +55,17 @@ struct Word {
 /// The round of an engine. The copy is declared before its block: the drop of a transfer waits.
 enum Round {
     /// The word is on its way to the host.
-    Coming(Transfer, Block),
+    Coming(Transfer, StagingBlock),
     /// The word is on its way back. These requests end when it is there, each with the previous
     /// value.
-    Going(Transfer, Block, Vec<(Asked, u64)>),
+    Going(Transfer, StagingBlock, Vec<(Asked, u64)>),
 }
 
 /// The words of a runtime's regions that are being changed.
-pub(crate) struct Words(Waiting<State>);
+pub(crate) struct Words(Waiting<WordTable>);
 
 #[derive(Default)]
-struct State {
+struct WordTable {
     /// All words, by their addresses.
     all: HashMap<usize, Word>,
     /// Words whose round is in flight: at most the number of blocks.
@@ -82,7 +82,7 @@ impl Words {
     /// Adds a request for a word.
     fn ask(&self, place: RegionSlice, asked: Asked) {
         let mut state = self.0.lock();
-        let State { all, turn, .. } = &mut *state;
+        let WordTable { all, turn, .. } = &mut *state;
         let address = address(&place);
         let word = all.entry(address).or_insert_with(|| {
             turn.push_back(address);
@@ -100,7 +100,7 @@ impl Words {
     /// Ends the rounds that are done, and begins others.
     fn step(&self, staging: &Staging) -> Vec<Answer> {
         let Some(mut state) = self.0.try_lock() else { return Vec::new() };
-        let State { all, busy, turn } = &mut *state;
+        let WordTable { all, busy, turn } = &mut *state;
         let mut answers = Vec::new();
         busy.retain(|address| {
             let Some(word) = all.get_mut(address) else { return false };
@@ -146,7 +146,7 @@ impl Word {
             answers.extend(self.waiting.drain(..).map(|asked| (asked, Verdict::Failed)));
             return true;
         };
-        let Some(block) = staging.take(gpu, Way::Word, false) else { return false };
+        let Some(block) = staging.take(gpu, Direction::Word, false) else { return false };
         match Transfer::start(block.first(WORD), Buffer::Region(self.place.clone())) {
             Ok(transfer) => self.round = Some(Round::Coming(transfer, block)),
             Err(refused) => self.give_up(&refused.cause, answers),
@@ -180,7 +180,7 @@ impl Word {
 
     /// Does all requests on the word, which is here now. Lets the engine copy it back if it has
     /// changed.
-    fn change(&mut self, block: Block, answers: &mut Vec<Answer>) -> Option<Round> {
+    fn change(&mut self, block: StagingBlock, answers: &mut Vec<Answer>) -> Option<Round> {
         let was = match read(&block) {
             Ok(was) => was,
             Err(why) => {
@@ -219,13 +219,13 @@ impl Word {
     }
 }
 
-fn read(block: &Block) -> Result<u64, CopyError> {
+fn read(block: &StagingBlock) -> Result<u64, CopyError> {
     let mut bytes = [0; WORD];
     copy_now(MemMut::host(&mut bytes), block.first(WORD).view())?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn write(block: &Block, word: u64) -> Result<(), CopyError> {
+fn write(block: &StagingBlock, word: u64) -> Result<(), CopyError> {
     match block.first(WORD).view_mut() {
         Some(room) => copy_now(room, MemRef::host(&word.to_le_bytes())),
         None => Ok(()),

@@ -8,7 +8,7 @@ use crate::error::OpError;
 use crate::op::{Ended, OpContext, PendingOp};
 use crate::protocol::header::Message;
 use crate::protocol::wire::Control;
-use crate::staging::Block;
+use crate::staging::StagingBlock;
 use carrack_transports::contract::Header;
 use carrack_transports::gpu::Event;
 use carrack_transports::mem::{Buffer, Transfer};
@@ -29,9 +29,9 @@ pub(crate) enum Stage {
     /// The operation's turn.
     Ready(Buffer),
     /// The copy into a block of host memory.
-    Staging(Transfer, Block),
+    Staging(Transfer, StagingBlock),
     /// Room for that copy; the user's buffer is kept to be given back.
-    Staged(Block, Buffer),
+    Staged(StagingBlock, Buffer),
     /// Nothing: it has ended.
     Ended(Buffer),
 }

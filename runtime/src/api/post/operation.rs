@@ -31,12 +31,12 @@ use std::time::{Duration, Instant};
 /// effect here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
-    state: State<'a, K>,
+    state: OperationState<'a, K>,
     cell: Arc<Cell>,
     object: Arc<dyn Completion>,
 }
 
-enum State<'a, K> {
+enum OperationState<'a, K> {
     Unposted(Post<'a, K>),
     /// The cell will be told, or has been.
     Posted(Option<Ticket>),
@@ -83,7 +83,7 @@ impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
 
     fn into_future(self) -> Operation<'a, K> {
         let cell = Arc::new(Cell::default());
-        Operation { state: State::Unposted(self), object: cell.clone(), cell }
+        Operation { state: OperationState::Unposted(self), object: cell.clone(), cell }
     }
 }
 
@@ -113,20 +113,20 @@ impl<K: Kind> Operation<'_, K> {
     /// Returns the ticket for [`Runtime::cancel`], if it is a receive that waits for its message.
     pub fn ticket(&self) -> Option<Ticket> {
         match &self.state {
-            State::Posted(ticket) => *ticket,
+            OperationState::Posted(ticket) => *ticket,
             _ => None,
         }
     }
 
     /// Posts it, if it is not posted and need not wait.
     fn post(&mut self) {
-        self.state = match std::mem::replace(&mut self.state, State::Spent) {
-            State::Unposted(post) => match post.submit_telling(&self.object) {
-                (post, Ok(())) => State::Posted(post.kind.ticket()),
+        self.state = match std::mem::replace(&mut self.state, OperationState::Spent) {
+            OperationState::Unposted(post) => match post.submit_telling(&self.object) {
+                (post, Ok(())) => OperationState::Posted(post.kind.ticket()),
                 (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
-                    State::Unposted(post)
+                    OperationState::Unposted(post)
                 }
-                (_, Err(error)) => State::Refused(error),
+                (_, Err(error)) => OperationState::Refused(error),
             },
             other => other,
         };
@@ -137,20 +137,20 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
     type Output = Result<Status, AwaitError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Unposted(post) = &self.state
+        if let OperationState::Unposted(post) = &self.state
             && !post.runtime.0.is_driven()
         {
-            self.state = State::Refused(PostError::Undriven);
+            self.state = OperationState::Refused(PostError::Undriven);
         }
         self.post();
-        match std::mem::replace(&mut self.state, State::Spent) {
-            State::Unposted(post) => {
+        match std::mem::replace(&mut self.state, OperationState::Spent) {
+            OperationState::Unposted(post) => {
                 post.runtime.0.retries.add(context.waker());
-                self.state = State::Unposted(post);
+                self.state = OperationState::Unposted(post);
                 Poll::Pending
             }
-            State::Refused(error) => Poll::Ready(Err(error.into())),
-            State::Posted(ticket) => {
+            OperationState::Refused(error) => Poll::Ready(Err(error.into())),
+            OperationState::Posted(ticket) => {
                 let mut cell = self.cell.lock();
                 match cell.0.take() {
                     Some(status) => Poll::Ready(status.ok().map_err(AwaitError::from)),
@@ -159,13 +159,13 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
                         drop(cell);
                         // Without the lock: the last waker of a task drops the task.
                         drop(before);
-                        self.state = State::Posted(ticket);
+                        self.state = OperationState::Posted(ticket);
                         Poll::Pending
                     }
                 }
             }
             // A future that is polled after its end never wakes.
-            State::Spent => Poll::Pending,
+            OperationState::Spent => Poll::Pending,
         }
     }
 }
