@@ -1,7 +1,7 @@
 //! The words and operations that streams of the user wait for, and their release when the wait
 //! cannot end any more.
 
-use crate::comp::Counted;
+use crate::comp::StreamCounterState;
 use crate::matching::Ticket;
 use crate::names::Rank;
 use crate::op::{Ended, Ending, Holder, PendingOp};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 pub(crate) struct Streams {
     words: Mutex<Vec<(GpuUuid, Arc<Words>)>>,
     /// Checked when a rank ends, this one included.
-    counters: Mutex<Vec<Weak<Counted>>>,
+    counters: Mutex<Vec<Weak<StreamCounterState>>>,
     /// Operations that have waited for events, to tell them apart.
     numbers: AtomicU64,
     /// The tickets of receives that have a number, once they were posted.
@@ -38,13 +38,13 @@ impl Streams {
         words
     }
 
-    pub(crate) fn add(&self, counter: &Arc<Counted>) {
+    pub(crate) fn add(&self, counter: &Arc<StreamCounterState>) {
         let mut counters = self.counters.lock();
         counters.retain(|other| other.strong_count() > 0);
         counters.push(Arc::downgrade(counter));
     }
 
-    fn living(&self) -> Vec<Arc<Counted>> {
+    fn living(&self) -> Vec<Arc<StreamCounterState>> {
         self.counters.lock().iter().filter_map(Weak::upgrade).collect()
     }
 

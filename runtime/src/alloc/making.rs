@@ -2,27 +2,31 @@
 
 use super::BLOCK;
 use super::error::SharedAllocError;
-use super::shared::Shared;
-use super::stats::{Counted, Counts};
+use super::shared::SharedAllocator;
+use super::stats::{AllocCounts, CountGuard};
 use super::wire::{Offer, decode_verdict, encode_verdict};
 use crate::region::{Mr, Region, RemoteKey};
 use carrack_transports::gpu::Flavour;
 
 /// The guard of this rank's part of an allocation, dropped with its memory.
-struct Part {
+struct AllocationGuard {
     /// Registration at the leader of several ranks. Ends with the part; the memory is freed when no
     /// rank has it mapped.
     _mr: Option<Mr>,
-    _counted: Counted,
+    _counted: CountGuard,
 }
 
 /// The reason why no rank can map GPU memory.
 const NO_IPC: &str =
     "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
 
-impl Shared {
+impl SharedAllocator {
     /// Makes a new allocation of whole blocks, and returns its first `len` bytes as a region.
-    pub(super) fn fresh(&self, len: usize, counts: &Counts) -> Result<Region, SharedAllocError> {
+    pub(super) fn fresh(
+        &self,
+        len: usize,
+        counts: &AllocCounts,
+    ) -> Result<Region, SharedAllocError> {
         let runtime = self.group.runtime();
         // Ranks close the mappings of memory that all had released before this call. The leader
         // then frees it.
@@ -70,7 +74,7 @@ impl Shared {
             why,
         };
         let (whole, mr) = mine.map_err(failed)?;
-        let part = Part { _mr: mr, _counted: counts.allocation(len, span) };
+        let part = AllocationGuard { _mr: mr, _counted: counts.allocation(len, span) };
         whole.subregion_with(0, len, Box::new(part)).ok_or(SharedAllocError::Len { len })
     }
 

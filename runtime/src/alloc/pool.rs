@@ -9,8 +9,8 @@ use super::buddy::Buddy;
 use super::error::SharedAllocError;
 use super::region::SharedRegion;
 use super::shared::SharedDeviceAllocator;
-use super::stats::{Counted, Counts, SharedStats};
-use super::wire::{Asks, Call};
+use super::stats::{AllocCounts, CountGuard, SharedStats};
+use super::wire::{AllocCall, Asks};
 use super::{BLOCK, MOST, POOL_FREED};
 use crate::region::Region;
 use parking_lot::{Mutex, MutexGuard};
@@ -28,15 +28,15 @@ pub struct SharedPool {
     number: u32,
     block: usize,
     books: Mutex<Books>,
-    freed: Arc<Freed>,
-    counts: Counts,
+    freed: Arc<FreedPieces>,
+    counts: AllocCounts,
 }
 
 /// The released pieces that this rank has not told the others yet.
 #[derive(Default)]
-struct Freed(Mutex<VecDeque<u64>>);
+struct FreedPieces(Mutex<VecDeque<u64>>);
 
-impl Freed {
+impl FreedPieces {
     fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
         self.0.lock()
     }
@@ -57,13 +57,13 @@ impl Freed {
 }
 
 /// The guard of this rank's part of a piece.
-struct Part {
+struct PieceGuard {
     number: u64,
-    freed: Arc<Freed>,
-    _counted: Counted,
+    freed: Arc<FreedPieces>,
+    _counted: CountGuard,
 }
 
-impl Drop for Part {
+impl Drop for PieceGuard {
     fn drop(&mut self) {
         self.freed.lock().push_back(self.number);
     }
@@ -75,17 +75,17 @@ struct Books {
     /// Pieces that were ever made; likewise blocks.
     pieces: u64,
     blocks_made: u64,
-    blocks: BTreeMap<u64, Block>,
-    live: BTreeMap<u64, Piece>,
+    blocks: BTreeMap<u64, PoolBlock>,
+    live: BTreeMap<u64, PoolPiece>,
 }
 
-struct Block {
+struct PoolBlock {
     region: Region,
     /// `None`: the block is one piece.
     cut: Option<Buddy>,
 }
 
-struct Piece {
+struct PoolPiece {
     block: u64,
     at: usize,
     len: usize,
@@ -105,7 +105,7 @@ impl Books {
         if piece.gone.iter().any(|gone| !gone) {
             return;
         }
-        let Some(Piece { block, at, len, .. }) = self.live.remove(&number) else { return };
+        let Some(PoolPiece { block, at, len, .. }) = self.live.remove(&number) else { return };
         match self.blocks.get_mut(&block).map(|block| &mut block.cut) {
             Some(Some(cut)) => cut.give(at, len),
             Some(None) => drop(self.blocks.remove(&block)),
@@ -179,17 +179,17 @@ impl SharedPool {
                     let at = cut.as_mut().and_then(|cut| cut.take(len)).unwrap_or(0);
                     let number = books.blocks_made;
                     books.blocks_made += 1;
-                    books.blocks.insert(number, Block { region, cut });
+                    books.blocks.insert(number, PoolBlock { region, cut });
                     break (number, at);
                 }
             }
         };
         let number = books.pieces;
         books.pieces += 1;
-        books.live.insert(number, Piece { block, at, len, gone: vec![false; shared.count()] });
+        books.live.insert(number, PoolPiece { block, at, len, gone: vec![false; shared.count()] });
         let counted = self.counts.allocation(len, 0);
         self.hold(&books);
-        let part = Part { number, freed: self.freed.clone(), _counted: counted };
+        let part = PieceGuard { number, freed: self.freed.clone(), _counted: counted };
         let region = books
             .blocks
             .get(&block)
@@ -225,7 +225,7 @@ impl SharedPool {
     fn told(
         &self,
         books: &mut Books,
-        meet: impl FnOnce((Vec<u64>, bool)) -> Result<Vec<Call>, SharedAllocError>,
+        meet: impl FnOnce((Vec<u64>, bool)) -> Result<Vec<AllocCall>, SharedAllocError>,
     ) -> Result<bool, SharedAllocError> {
         let (freed, more) = self.freed.take();
         let calls = meet((freed.clone(), more)).inspect_err(|_| self.freed.put_back(freed))?;

@@ -28,7 +28,7 @@ const REASON: usize = 160;
 
 /// The description of a rank, sent when an allocator is made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Card {
+pub(super) struct MemberCard {
     pub(super) scope: Scope,
     /// The boot identifier of its kernel.
     pub(super) boot: u128,
@@ -53,7 +53,7 @@ struct CardBytes {
     trouble: TextBytes<REASON>,
 }
 
-impl Card {
+impl MemberCard {
     /// Makes this rank's card. It is made in spite of any trouble, since the others wait for it.
     pub(super) fn of(
         gpu: &dyn Gpu,
@@ -115,7 +115,7 @@ impl Card {
 }
 
 /// Checks the cards of all ranks. Every rank finds the same trouble.
-pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocError> {
+pub(super) fn check(all: &[(Rank, MemberCard)], me: Rank) -> Result<(), SharedAllocError> {
     if let Some((rank, why)) =
         all.iter().find_map(|(rank, card)| Some((*rank, card.trouble.clone()?)))
     {
@@ -139,7 +139,7 @@ pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocErr
 
 /// Returns the ranks that share memory with this rank, itself among them, in rank order. The first
 /// is the leader.
-pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
+pub(super) fn of(all: &[(Rank, MemberCard)], me: Rank) -> Vec<(Rank, MemberCard)> {
     let Some((_, mine)) = all.iter().find(|(rank, _)| *rank == me) else { return Vec::new() };
     let mut with: Vec<_> = all.iter().filter(|(_, card)| card.is_with(mine)).cloned().collect();
     with.sort_by_key(|(rank, _)| *rank);
@@ -151,15 +151,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn card(scope: Scope, boot: u128, socket: Option<u32>) -> Card {
-        Card { scope, boot, socket, gpu: GpuUuid([7; 16]), ticket: 3, trouble: None }
+    fn card(scope: Scope, boot: u128, socket: Option<u32>) -> MemberCard {
+        MemberCard { scope, boot, socket, gpu: GpuUuid([7; 16]), ticket: 3, trouble: None }
     }
 
-    fn ranks(cards: impl IntoIterator<Item = Card>) -> Vec<(Rank, Card)> {
+    fn ranks(cards: impl IntoIterator<Item = MemberCard>) -> Vec<(Rank, MemberCard)> {
         (0..).map(Rank).zip(cards).collect()
     }
 
-    fn with(all: &[(Rank, Card)], me: u32) -> Vec<u32> {
+    fn with(all: &[(Rank, MemberCard)], me: u32) -> Vec<u32> {
         of(all, Rank(me)).iter().map(|(rank, _)| rank.0).collect()
     }
 
@@ -215,17 +215,18 @@ mod tests {
         ) {
             let scope = if by_socket { Scope::Socket } else { Scope::Node };
             let short = trouble.clone().filter(|text| text.len() <= REASON);
-            let card = Card { scope, boot, socket, gpu: GpuUuid(gpu), ticket, trouble: short };
+            let gpu = GpuUuid(gpu);
+            let card = MemberCard { scope, boot, socket, gpu, ticket, trouble: short };
             let mut bytes = card.encode();
-            prop_assert_eq!(Card::decode(&bytes), Some(card.clone()));
-            let long = Card { trouble, ..card };
+            prop_assert_eq!(MemberCard::decode(&bytes), Some(card.clone()));
+            let long = MemberCard { trouble, ..card };
             prop_assert_eq!(long.encode().len(), bytes.len(), "all are of one length");
-            prop_assert!(Card::decode(&long.encode()).is_some());
-            let _ = Card::decode(&other);
-            prop_assert!(Card::decode(&bytes[1..]).is_none());
+            prop_assert!(MemberCard::decode(&long.encode()).is_some());
+            let _ = MemberCard::decode(&other);
+            prop_assert!(MemberCard::decode(&bytes[1..]).is_none());
             let at = at % bytes.len();
             bytes[at] = to;
-            if let Some(card) = Card::decode(&bytes) {
+            if let Some(card) = MemberCard::decode(&bytes) {
                 prop_assert!(card.trouble.is_none_or(|text| text.len() <= REASON));
             }
         }

@@ -16,9 +16,9 @@
 use super::error::SharedAllocError;
 use super::pool::SharedPool;
 use super::region::SharedRegion;
-use super::scope::{self, Card, Scope};
-use super::stats::{Counts, SharedStats};
-use super::wire::{Asks, Call, decode_verdict, encode_verdict};
+use super::scope::{self, MemberCard, Scope};
+use super::stats::{AllocCounts, SharedStats};
+use super::wire::{AllocCall, Asks, decode_verdict, encode_verdict};
 use super::{BLOCK, MOST};
 use crate::collective::Group;
 use crate::error::{CollectiveError, OpError, PostError};
@@ -34,9 +34,9 @@ use std::sync::{Arc, OnceLock};
 /// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it, each for
 /// the GPU that it has named, which may be the same one. Clones are handles to the same allocator.
 #[derive(Clone)]
-pub struct SharedDeviceAllocator(pub(super) Arc<Shared>);
+pub struct SharedDeviceAllocator(pub(super) Arc<SharedAllocator>);
 
-pub(super) struct Shared {
+pub(super) struct SharedAllocator {
     /// The ranks of the scope, in their order.
     pub(super) group: Group,
     pub(super) gpu: Arc<dyn Gpu>,
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     turns: Mutex<Turn>,
     /// The reason for which the allocator has ended.
     ended: OnceLock<SharedAllocError>,
-    counts: Counts,
+    counts: AllocCounts,
 }
 
 /// Counters that are the same at all ranks: calls, and pools.
@@ -80,12 +80,12 @@ impl SharedDeviceAllocator {
         let runtime = group.runtime();
         let me = runtime.rank();
         let ticket = runtime.group_ticket();
-        let (card, socket) = Card::of(&**gpu, scope, ticket);
+        let (card, socket) = MemberCard::of(&**gpu, scope, ticket);
         // Other ranks may have received every card, and be in the next operation: they must not
         // wait there.
         let told = group.allgather(&card.encode()).inspect_err(|cause| group.abandon(cause));
         let told = told.map_err(|cause| SharedAllocError::Ended(cause.into()))?;
-        let read = |(rank, bytes): (Rank, Vec<u8>)| match Card::decode(&bytes) {
+        let read = |(rank, bytes): (Rank, Vec<u8>)| match MemberCard::decode(&bytes) {
             Some(card) => Ok((rank, card)),
             None => Err(SharedAllocError::Garbled { rank }),
         };
@@ -113,7 +113,7 @@ impl SharedDeviceAllocator {
                 None => return Err(SharedAllocError::Garbled { rank }),
             }
         }
-        let allocator = Self(Arc::new(Shared {
+        let allocator = Self(Arc::new(SharedAllocator {
             gpu: gpu.clone(),
             scope,
             leader,
@@ -121,13 +121,13 @@ impl SharedDeviceAllocator {
             about: about(&ranks, group, scope, socket),
             turns: Mutex::new(Turn { calls: 0, pools: 0 }),
             ended: OnceLock::new(),
-            counts: Counts::default(),
+            counts: AllocCounts::default(),
             group: of_scope,
         }));
         if with.iter().any(|(_, card)| card.gpu != first.gpu) {
             let mut turn = allocator.0.turn()?;
             allocator.0.meet(&mut turn, Asks::Own(1), (Vec::new(), false))?;
-            drop(allocator.0.fresh(1, &Counts::default())?);
+            drop(allocator.0.fresh(1, &AllocCounts::default())?);
         }
         Ok(allocator)
     }
@@ -221,7 +221,7 @@ fn about(ranks: &[Rank], group: &Group, scope: Scope, socket: Result<u32, String
     format!("ranks {who} of {of} are {place}")
 }
 
-impl Shared {
+impl SharedAllocator {
     fn lock(&self) -> MutexGuard<'_, Turn> {
         self.turns.lock()
     }
@@ -241,7 +241,7 @@ impl Shared {
         self.group.size() as usize
     }
 
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &AllocCounts {
         &self.counts
     }
 
@@ -282,13 +282,13 @@ impl Shared {
         turn: &mut Turn,
         asks: Asks,
         (freed, more): (Vec<u64>, bool),
-    ) -> Result<Vec<Call>, SharedAllocError> {
+    ) -> Result<Vec<AllocCall>, SharedAllocError> {
         turn.calls += 1;
-        let mine = Call { number: turn.calls, asks, freed, more };
+        let mine = AllocCall { number: turn.calls, asks, freed, more };
         let mut calls = Vec::with_capacity(self.count());
         let mut differs = None;
         for (rank, bytes) in self.each_tells(&mine.encode())? {
-            let call = Call::decode(&bytes).ok_or(SharedAllocError::Garbled { rank })?;
+            let call = AllocCall::decode(&bytes).ok_or(SharedAllocError::Garbled { rank })?;
             // One call that differs fails all ranks, since each sees all calls.
             if (call.number, call.asks) != (mine.number, mine.asks) && differs.is_none() {
                 differs = Some((rank, call.describe()));
@@ -326,9 +326,9 @@ mod tests {
         let one = ranks[1].clone();
         std::thread::spawn(move || {
             let world = one.world();
-            let (mine, _) = Card::of(&*gpu, Scope::Node, one.group_ticket());
+            let (mine, _) = MemberCard::of(&*gpu, Scope::Node, one.group_ticket());
             let told = world.allgather(&mine.encode()).unwrap();
-            let first = Card::decode(&told[0]).unwrap();
+            let first = MemberCard::decode(&told[0]).unwrap();
             let of_scope = one.own_group(Rank(0), first.ticket, &[Rank(0), Rank(1)]).unwrap();
             world.abandon(&CollectiveError::Failed { what: "allgather", rank: Rank(1) });
             end.send(of_scope.allgather(b"its first call")).unwrap();

@@ -20,9 +20,9 @@ pub struct SharedStats {
 }
 
 #[derive(Clone, Default, Debug)]
-pub(super) struct Counts(Arc<Mutex<SharedStats>>);
+pub(super) struct AllocCounts(Arc<Mutex<SharedStats>>);
 
-impl Counts {
+impl AllocCounts {
     pub(super) fn change(&self, change: impl FnOnce(&mut SharedStats)) {
         let mut stats = self.0.lock();
         change(&mut stats);
@@ -34,24 +34,24 @@ impl Counts {
     }
 
     /// Counts an allocation until the result is dropped.
-    pub(super) fn allocation(&self, len: usize, held: usize) -> Counted {
+    pub(super) fn allocation(&self, len: usize, held: usize) -> CountGuard {
         self.change(|stats| {
             stats.allocations += 1;
             stats.made += 1;
             stats.in_use += len;
             stats.held += held;
         });
-        Counted { counts: self.clone(), len, held }
+        CountGuard { counts: self.clone(), len, held }
     }
 }
 
-pub(super) struct Counted {
-    counts: Counts,
+pub(super) struct CountGuard {
+    counts: AllocCounts,
     len: usize,
     held: usize,
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.counts.change(|stats| {
             stats.allocations -= 1;

@@ -44,7 +44,7 @@ pub(super) enum Asks {
 
 /// A call, as each rank tells it to the others before anything is done.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Call {
+pub(super) struct AllocCall {
     /// The number of this call at its allocator.
     pub(super) number: u64,
     pub(super) asks: Asks,
@@ -69,7 +69,7 @@ struct CallBytes {
     freed: [U64; POOL_FREED],
 }
 
-impl Call {
+impl AllocCall {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, pool, block, len) = match self.asks {
             Asks::Own(len) => (1, 0, 0, len),
@@ -178,15 +178,16 @@ mod tests {
                 1 => Asks::Piece { pool, block, len },
                 _ => Asks::Trim { pool },
             };
-            let call = Call { number, asks, freed, more };
+            let call = AllocCall { number, asks, freed, more };
             let mut bytes = call.encode();
-            prop_assert_eq!(Call::decode(&bytes), Some(call));
-            prop_assert_eq!(bytes.len(), Call { number, asks, freed: vec![], more }.encode().len());
-            prop_assert!(Call::decode(&bytes[..bytes.len() - 1]).is_none());
-            let _ = Call::decode(&other);
+            prop_assert_eq!(AllocCall::decode(&bytes), Some(call));
+            let empty = AllocCall { number, asks, freed: vec![], more };
+            prop_assert_eq!(bytes.len(), empty.encode().len());
+            prop_assert!(AllocCall::decode(&bytes[..bytes.len() - 1]).is_none());
+            let _ = AllocCall::decode(&other);
             let at = at % bytes.len();
             bytes[at] = to;
-            if let Some(call) = Call::decode(&bytes) {
+            if let Some(call) = AllocCall::decode(&bytes) {
                 prop_assert!(call.freed.len() <= POOL_FREED);
             }
         }

@@ -377,7 +377,8 @@ mod tests {
             hash: u64, count: u32, root: u32, step: u32, word: u64, number: u64,
             what in 0_usize..4,
         ) {
-            let meaning = Meaning { hash, count, what: CollectiveKind::ALL[what], root: Rank(root) };
+            let (what, root) = (CollectiveKind::ALL[what], Rank(root));
+            let meaning = Meaning { hash, count, what, root };
             let note = Note { from: Rank(3), number, step, meaning, word };
             prop_assert_eq!(Note::decode(Rank(3), number, note.encode().as_slice()), Some(note));
         }

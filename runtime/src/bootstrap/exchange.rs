@@ -1,7 +1,7 @@
 //! The exchange of a launcher, used once: it tells all ranks where rank 0's store is.
 //!
-//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`Card`], by PMI, PMIx
-//! or MPI.
+//! Rank 0 opens its listener, draws the job's secret, and shares both as a [`StoreCard`], by PMI,
+//! PMIx or MPI.
 //! From then on the store of [`tcp`](super::tcp) does everything, so fences, departures and errors
 //! are the same under every launcher.
 
@@ -79,11 +79,11 @@ pub(super) fn meet(
     let shared = opened.as_ref().map(|opened| match opened {
         Ok((_, card)) => card.encode(),
         // The others are told, because they wait for the card.
-        Err(error) => Card::refusal(&error.to_string()),
+        Err(error) => StoreCard::refusal(&error.to_string()),
     });
     let bytes = exchange.share(shared.as_deref())?;
     let listener = opened.transpose()?.map(|(listener, _)| listener);
-    let card = Card::decode(&bytes).map_err(failed)?;
+    let card = StoreCard::decode(&bytes).map_err(failed)?;
     if card.size != size {
         let theirs = card.size;
         return Err(failed(format!("this rank is told of {size} ranks, and rank 0 of {theirs}")));
@@ -104,7 +104,7 @@ pub(super) fn meet(
 }
 
 /// Opens rank 0's listener.
-fn open(size: u32, settings: &Settings) -> Result<(TcpListener, Card), BootstrapError> {
+fn open(size: u32, settings: &Settings) -> Result<(TcpListener, StoreCard), BootstrapError> {
     let port = variables::chosen_port(settings).unwrap_or(0);
     let failed =
         |source| BootstrapError::Listen { address: format!("port {port} of this machine"), source };
@@ -113,14 +113,15 @@ fn open(size: u32, settings: &Settings) -> Result<(TcpListener, Card), Bootstrap
     let looking = |source| BootstrapError::Os { doing: "listing this machine's addresses", source };
     let only = settings.of_transports().tcp().tcp_interface();
     let found = interfaces::reachable(only).map_err(looking)?;
-    let addresses = found.into_iter().map(|at| at.address).take(Card::MOST_ADDRESSES).collect();
+    let addresses =
+        found.into_iter().map(|at| at.address).take(StoreCard::MOST_ADDRESSES).collect();
     let secret = [*JobId::random()?.as_bytes(), *JobId::random()?.as_bytes()];
-    Ok((listener, Card { size, port, secret, addresses }))
+    Ok((listener, StoreCard { size, port, secret, addresses }))
 }
 
 /// The place of rank 0's store, and the job's secret. Never shown.
 #[derive(PartialEq, Eq)]
-struct Card {
+struct StoreCard {
     size: u32,
     port: u16,
     secret: [[u8; 16]; 2],
@@ -137,7 +138,7 @@ struct CardHead {
     secret: [[u8; 16]; 2],
 }
 
-impl Card {
+impl StoreCard {
     /// First bytes of a card, with the version of its layout.
     const HEAD: &[u8; 15] = b"carrack card 1\n";
     /// First bytes of the words of a rank 0 that has no card.
@@ -190,18 +191,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn card(addresses: &[&str]) -> Card {
+    fn card(addresses: &[&str]) -> StoreCard {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        Card { size: 3, port: 4000, secret: [[7; 16]; 2], addresses }
+        StoreCard { size: 3, port: 4000, secret: [[7; 16]; 2], addresses }
     }
 
     #[test]
     fn a_card_is_read_as_it_was_written_and_a_refusal_is_the_others_error() {
         let card = card(&["10.0.0.1", "fd00::7"]);
-        assert!(Card::decode(&card.encode()).unwrap() == card);
-        let why = Card::decode(&Card::refusal("port 7 is taken")).err().unwrap();
+        assert!(StoreCard::decode(&card.encode()).unwrap() == card);
+        let why = StoreCard::decode(&StoreCard::refusal("port 7 is taken")).err().unwrap();
         assert_eq!(why, "rank 0 has failed: port 7 is taken");
-        let why = Card::decode(b"carrack card 2\n").err().unwrap();
+        let why = StoreCard::decode(b"carrack card 2\n").err().unwrap();
         assert!(why.contains("from the same version"), "{why}");
     }
 
@@ -209,11 +210,11 @@ mod tests {
         #[test]
         fn other_bytes_are_no_card(mut bytes: Vec<u8>, with_head: bool) {
             if with_head {
-                bytes = [&Card::HEAD[..], &bytes].concat();
+                bytes = [&StoreCard::HEAD[..], &bytes].concat();
             }
-            if let Ok(card) = Card::decode(&bytes) {
+            if let Ok(card) = StoreCard::decode(&bytes) {
                 prop_assert!(!card.addresses.is_empty());
-                prop_assert!(card.addresses.len() <= Card::MOST_ADDRESSES);
+                prop_assert!(card.addresses.len() <= StoreCard::MOST_ADDRESSES);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// own, so that a failure cannot pass for a success.
 #[derive(Clone)]
 pub struct Counter {
-    counts: Arc<Counts>,
+    counts: Arc<CounterState>,
     object: Arc<dyn Completion>,
 }
 
@@ -16,12 +16,12 @@ pub struct Counter {
 /// those of threads.
 #[derive(Default)]
 #[repr(align(64))]
-struct Counts {
+struct CounterState {
     done: AtomicU64,
     failed: AtomicU64,
 }
 
-impl Completion for Counts {
+impl Completion for CounterState {
     #[inline]
     fn signal(&self, status: Status) -> Result<(), Status> {
         // Release: a thread that reads the count sees the operation's writes.
@@ -45,7 +45,7 @@ impl Counter {
     /// Returns a counter at zero.
     #[allow(clippy::new_without_default, reason = "all completion objects are made by `new`")]
     pub fn new() -> Self {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(CounterState::default());
         Self { object: counts.clone(), counts }
     }
 

@@ -20,7 +20,7 @@ use queue::Statuses;
 pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
 pub use stream_counter::StreamCounter;
-pub(crate) use stream_counter::{Counted, Ranks};
+pub(crate) use stream_counter::{Ranks, StreamCounterState};
 use synchronizer::Gathered;
 pub use synchronizer::Synchronizer;
 

@@ -37,12 +37,12 @@ use std::sync::{Arc, Weak};
 ///   in any CUDA program.
 #[derive(Clone)]
 pub struct StreamCounter {
-    counted: Arc<Counted>,
+    counted: Arc<StreamCounterState>,
     object: Arc<dyn Completion>,
 }
 
 /// The word and state of a [`StreamCounter`].
-pub(crate) struct Counted {
+pub(crate) struct StreamCounterState {
     word: Word,
     /// The first failure.
     error: Mutex<Option<OpError>>,
@@ -62,7 +62,7 @@ pub(crate) trait Ranks: Send + Sync {
     fn listen_to(&self, rank: Rank);
 }
 
-impl Counted {
+impl StreamCounterState {
     pub(crate) fn new(word: Word, ranks: Weak<dyn Ranks>) -> Self {
         let (error, watched) = (Mutex::default(), Mutex::default());
         Self { word, error, awaited: AtomicU64::new(0), watched, ranks }
@@ -98,7 +98,7 @@ impl Counted {
     }
 }
 
-impl Completion for Counted {
+impl Completion for StreamCounterState {
     fn signal(&self, status: Status) -> Result<(), Status> {
         match status.error {
             None => self.word.raise(),
@@ -116,7 +116,7 @@ impl Completion for Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for StreamCounterState {
     fn drop(&mut self) {
         // No operation can raise it any more.
         if self.word.is_here() && self.awaited.load(Ordering::SeqCst) > self.count() {
@@ -143,7 +143,7 @@ impl StreamCounter {
             let hint = format!("{count} operations: a count is less than {}", Self::POISON);
             return Err(GpuError { call: "wait_on", code: 1, name: "INVALID_VALUE", hint });
         }
-        let Counted { word, awaited, .. } = &*self.counted;
+        let StreamCounterState { word, awaited, .. } = &*self.counted;
         // Before the check for ended ranks: a rank's end is noted first, and looks for waits
         // afterwards.
         awaited.fetch_max(count, Ordering::SeqCst);
@@ -181,8 +181,8 @@ impl StreamCounter {
     }
 }
 
-impl From<Arc<Counted>> for StreamCounter {
-    fn from(counted: Arc<Counted>) -> Self {
+impl From<Arc<StreamCounterState>> for StreamCounter {
+    fn from(counted: Arc<StreamCounterState>) -> Self {
         Self { object: counted.clone(), counted }
     }
 }

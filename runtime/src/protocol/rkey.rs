@@ -37,12 +37,12 @@ pub(crate) fn is_within(offset: u64, len: u64, room: u64) -> bool {
 
 /// A part of a region, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Part {
+pub(crate) struct RegionPart {
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-impl Part {
+impl RegionPart {
     /// Returns the beginning in the region of a part of this part, or `None` if it is not inside.
     #[inline]
     pub(crate) fn at(self, offset: u64, len: u64) -> Option<u64> {
@@ -52,7 +52,7 @@ impl Part {
 
 /// A region as its owner describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Key {
+pub(crate) struct RegionKey {
     /// The tag of its owner's job, if it is told.
     pub(crate) job: Option<u64>,
     pub(crate) owner: Rank,
@@ -74,9 +74,9 @@ struct Head {
     len: U64,
 }
 
-impl Key {
+impl RegionKey {
     /// Encodes it, for a part of the region.
-    pub(crate) fn encode(&self, Part { offset, len }: Part) -> Vec<u8> {
+    pub(crate) fn encode(&self, RegionPart { offset, len }: RegionPart) -> Vec<u8> {
         let (owner, number) = (self.owner.0.into(), self.number.into());
         let mut bytes = Vec::with_capacity(64);
         let head = Head { owner, number, offset: offset.into(), len: len.into() };
@@ -93,7 +93,7 @@ impl Key {
     }
 
     /// Decodes the bytes of another rank, with the part that they name.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, Part)> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, RegionPart)> {
         let mut rest = Rest(bytes);
         let head: &Head = rest.head()?;
         let (number, offset, len) = (head.number.get(), head.offset.get(), head.len.get());
@@ -108,7 +108,7 @@ impl Key {
             }
         }
         let owner = Rank(head.owner.get());
-        Some((Self { job, owner, number, keys, nic }, Part { offset, len }))
+        Some((Self { job, owner, number, keys, nic }, RegionPart { offset, len }))
     }
 
     /// Returns `true` unless it names a region of another job.
@@ -132,24 +132,24 @@ mod tests {
             let is_taken = |name: &str| [OF_THE_WORDS, OF_THE_JOB].contains(&name);
             let named = keys.into_iter().filter(|(name, _)| !is_taken(name));
             let keys = named.map(|(name, key)| (name, WireKey(key))).collect();
-            let key = Key { job, owner: Rank(owner), number: number(names), keys, nic };
+            let key = RegionKey { job, owner: Rank(owner), number: number(names), keys, nic };
             prop_assert_eq!(of_number(key.number), names);
-            let part = Part { offset: part.0, len: part.1.min(u64::MAX - part.0) };
+            let part = RegionPart { offset: part.0, len: part.1.min(u64::MAX - part.0) };
             let bytes = key.encode(part);
-            prop_assert_eq!(Key::decode(&bytes), Some((key.clone(), part)));
+            prop_assert_eq!(RegionKey::decode(&bytes), Some((key.clone(), part)));
             let tag = job.unwrap_or(0);
             prop_assert!(key.is_of(tag) && key.is_of(tag ^ 1) == job.is_none());
-            let _ = Key::decode(&other);
-            prop_assert!(Key::decode(&bytes[..bytes.len().min(27)]).is_none());
+            let _ = RegionKey::decode(&other);
+            prop_assert!(RegionKey::decode(&bytes[..bytes.len().min(27)]).is_none());
         }
     }
 
     #[test]
     fn a_part_lies_within_the_part_that_it_is_of() {
-        let part = Part { offset: 10, len: 50 };
+        let part = RegionPart { offset: 10, len: 50 };
         assert!(part.at(50, 0).is_some() && part.at(49, 2).is_none());
         assert_eq!(part.at(20, 5), Some(30));
         assert!(part.at(u64::MAX, 1).is_none() && part.at(1, u64::MAX).is_none());
-        assert!(Part { offset: u64::MAX, len: 2 }.at(1, 1).is_none());
+        assert!(RegionPart { offset: u64::MAX, len: 2 }.at(1, 1).is_none());
     }
 }

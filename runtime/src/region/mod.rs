@@ -19,7 +19,7 @@ pub use still_in_use::StillInUse;
 pub(crate) use table::{Refusal, Regions};
 
 use crate::names::Rank;
-use crate::protocol::rkey::{Key, Part, number};
+use crate::protocol::rkey::{RegionKey, RegionPart, number};
 use std::sync::Arc;
 use table::Keys;
 
@@ -51,14 +51,14 @@ impl Mr {
     /// [bytes](RemoteKey::to_bytes); [`Group::exchange_keys`](crate::Group::exchange_keys) gives
     /// each rank those of all others.
     pub fn remote_key(&self) -> RemoteKey {
-        let key = Key {
+        let key = RegionKey {
             job: Some(self.job),
             owner: self.rank,
             number: number((self.index, self.generation)),
             keys: self.keys.named(),
             nic: self.nic.map(str::to_owned),
         };
-        RemoteKey::new(key, Part { offset: 0, len: self.region.len() as u64 })
+        RemoteKey::new(key, RegionPart { offset: 0, len: self.region.len() as u64 })
     }
 
     /// Returns the memory.

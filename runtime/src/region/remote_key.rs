@@ -4,7 +4,7 @@ use super::AtomicAgent;
 use super::direct::{Remote, Remotes};
 use crate::error::RemoteKeyError;
 use crate::names::Rank;
-use crate::protocol::rkey::{Key, Part};
+use crate::protocol::rkey::{RegionKey, RegionPart};
 use carrack_transports::contract::{Imported, WireKey};
 use std::sync::{Arc, OnceLock};
 
@@ -14,18 +14,18 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone)]
 pub struct RemoteKey {
     region: Arc<Named>,
-    part: Part,
+    part: RegionPart,
 }
 
 struct Named {
-    key: Key,
+    key: RegionKey,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
     /// The entry of the first device that asked: its runtime, its number, and its knowledge.
     direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
 
 impl RemoteKey {
-    pub(super) fn new(key: Key, part: Part) -> Self {
+    pub(super) fn new(key: RegionKey, part: RegionPart) -> Self {
         let named = Named { key, imported: OnceLock::new(), direct: OnceLock::new() };
         Self { region: Arc::new(named), part }
     }
@@ -48,7 +48,7 @@ impl RemoteKey {
     /// Returns a part of it, or `None` if the part is not inside.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
         let offset = self.at(offset, len)?;
-        Some(Self { region: self.region.clone(), part: Part { offset, len } })
+        Some(Self { region: self.region.clone(), part: RegionPart { offset, len } })
     }
 
     /// Returns the beginning of a part in the region, or `None` if the part is not inside.
@@ -68,7 +68,7 @@ impl RemoteKey {
     /// # Errors
     /// The bytes are no remote key.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RemoteKeyError> {
-        let (key, part) = Key::decode(bytes).ok_or(RemoteKeyError(bytes.len()))?;
+        let (key, part) = RegionKey::decode(bytes).ok_or(RemoteKeyError(bytes.len()))?;
         Ok(Self::new(key, part))
     }
 
@@ -129,7 +129,8 @@ impl RemoteKey {
 
 impl std::fmt::Debug for RemoteKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Key { owner, number, .. }, Part { offset, len }) = (&self.region.key, self.part);
+        let (RegionKey { owner, number, .. }, RegionPart { offset, len }) =
+            (&self.region.key, self.part);
         write!(f, "RemoteKey({owner}, {number:#x}, {len} B at {offset})")
     }
 }

@@ -20,12 +20,12 @@ use std::sync::Arc;
 /// The operations of a batch that have not begun. Its share in the join is that of the thread that
 /// begins.
 pub(in crate::api::post) struct Rest {
-    parts: VecDeque<Part>,
+    parts: VecDeque<BatchPart>,
     is_put: bool,
     join: Arc<Join>,
 }
 
-enum Part {
+enum BatchPart {
     Single(Single),
     Pack(Pack),
 }
@@ -48,9 +48,9 @@ impl Rest {
         let single = |piece: &Piece<'_>| {
             // It was found to be within its region.
             let local = piece.local.slice(piece.range.start, piece.len())?;
-            Some(Part::Single(Single { local, rmr: piece.rmr.clone(), offset: piece.offset }))
+            Some(BatchPart::Single(Single { local, rmr: piece.rmr.clone(), offset: piece.offset }))
         };
-        let packs = Pack::all_of(packed).into_iter().map(Part::Pack);
+        let packs = Pack::all_of(packed).into_iter().map(BatchPart::Pack);
         Self {
             parts: alone.iter().filter_map(single).chain(packs).collect(),
             is_put,
@@ -69,9 +69,9 @@ impl Rest {
 
     /// Returns the bytes that are not in flight.
     pub(in crate::api::post) fn size(&self) -> usize {
-        let size = |part: &Part| match part {
-            Part::Single(single) => single.local.len(),
-            Part::Pack(pack) => pack.len(),
+        let size = |part: &BatchPart| match part {
+            BatchPart::Single(single) => single.local.len(),
+            BatchPart::Pack(pack) => pack.len(),
         };
         self.parts.iter().map(size).sum()
     }
@@ -90,8 +90,8 @@ impl Post<'_, Batch<'_>> {
             // The share is added first: the part may end on another thread before the call returns.
             rest.join.add();
             let begun = match part {
-                Part::Single(single) => self.begin_one(single, rest.is_put, &comp),
-                Part::Pack(pack) => self.begin_pack(pack, rest.is_put, &rest.join),
+                BatchPart::Single(single) => self.begin_one(single, rest.is_put, &comp),
+                BatchPart::Pack(pack) => self.begin_pack(pack, rest.is_put, &rest.join),
             };
             match begun {
                 Ok(Outcome::Posted) => {}
