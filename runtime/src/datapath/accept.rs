@@ -11,8 +11,8 @@ use super::target::Target;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Ended, OpContext};
-use crate::protocol::rndv::{Ask, Rx};
-use crate::protocol::wire::{Control, Rts, Verdict};
+use crate::protocol::rndv::{Ask, RndvReceiver};
+use crate::protocol::wire::{Control, Rts, TransferVerdict};
 use carrack_transports::contract::PeerMemory;
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, MemKind};
@@ -29,12 +29,12 @@ impl Port {
         mut target: Target,
         is_alone: bool,
     ) -> Option<Ended> {
-        let send_fin = |verdict: Verdict| {
+        let send_fin = |verdict: TransferVerdict| {
             self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
         };
         let room = target.buffer().map_or(0, |buffer| buffer.len());
         let Some(size) = usize::try_from(rts.size).ok().filter(|&size| size <= room) else {
-            send_fin(Verdict::Truncated { message: rts.size, buffer: room as u64 });
+            send_fin(TransferVerdict::Truncated { message: rts.size, buffer: room as u64 });
             let message = usize::try_from(rts.size).unwrap_or(usize::MAX);
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
@@ -45,7 +45,7 @@ impl Port {
             return target.fail(from, size, error);
         }
         if size == 0 {
-            send_fin(Verdict::Done);
+            send_fin(TransferVerdict::Done);
             return Some(target.end(from, 0, None));
         }
         if let Some(mapped) = rts.mapped {
@@ -56,7 +56,7 @@ impl Port {
         }
         let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
         if let Err(cause) = check_kinds(place, MemKind::Host) {
-            send_fin(Verdict::Failed);
+            send_fin(TransferVerdict::Failed);
             return target.fail(from, size, OpError::Copy(cause));
         }
         // Bytes for a GPU arrive in blocks, which the kernel does not copy.
@@ -67,7 +67,8 @@ impl Port {
         };
         let (name, mut run) = (self.transfers.now(), Run::new(carrier, self));
         let means = Means::Pull(Box::new(Pull::new(rts.addr, memory)));
-        let mut rx = RxOp::new(from, target, Rx::new(name, size, Ask::Rts(rts.tx)), means);
+        let mut rx =
+            RxOp::new(from, target, RndvReceiver::new(name, size, Ask::Rts(rts.tx)), means);
         rx.on(&mut run, Event::Begin);
         if is_alone && self.transfers.pulls.is_empty() {
             self.transfers.alone.fetch_add(1, Ordering::AcqRel);
@@ -103,7 +104,7 @@ impl Port {
         ask: Ask,
     ) -> u64 {
         let name = self.transfers.now();
-        let transfer = RxOp::new(from, target, Rx::new(name, size, ask), Means::None);
+        let transfer = RxOp::new(from, target, RndvReceiver::new(name, size, ask), Means::None);
         let mut run = Run::new(carrier, self);
         run.begin(name, Box::new(InFlight::Rx(transfer)), Some(Event::Begin));
         run.tell_later();

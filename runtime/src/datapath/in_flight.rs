@@ -12,7 +12,7 @@ use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Ended, Ending, Entry, Few, Flow, Holder, Kind, OpContext, PendingOp, Taken};
 use crate::protocol::rndv::Violation;
-use crate::protocol::wire::{Control, Verdict};
+use crate::protocol::wire::{Control, TransferVerdict};
 use crate::undelivered::About;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
@@ -246,7 +246,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sends the FIN of a message, or of an operation on this rank's memory.
-    pub(super) fn send_fin(&self, to: Rank, tx: u64, verdict: Verdict) {
+    pub(super) fn send_fin(&self, to: Rank, tx: u64, verdict: TransferVerdict) {
         self.device.control(self.carrier, to, Control::Fin { name: tx, verdict });
     }
 

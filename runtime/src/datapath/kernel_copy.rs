@@ -364,7 +364,7 @@ mod tests {
     use crate::names::Tag;
     use crate::op::OpContext;
     use crate::peer::shares::Shares;
-    use crate::protocol::rndv::{Ask, Rx};
+    use crate::protocol::rndv::{Ask, RndvReceiver};
     use bytes::Bytes;
     use carrack_transports::contract::DownCause;
     use carrack_transports::contract::Splits;
@@ -392,7 +392,7 @@ mod tests {
         let op = OpContext::of_runtime(ME, Tag(1), 8, None);
         let target = Target::Receive { buffer: Buffer::Vec(vec![0; 8]), op };
         let means = Means::Pull(Box::new(Pull::new(0x1000, memory.clone())));
-        RxOp::new(ME, target, Rx::new(name, 8, Ask::Rts(5)), means)
+        RxOp::new(ME, target, RndvReceiver::new(name, 8, Ask::Rts(5)), means)
     }
 
     impl PeerMemory for Sevens {

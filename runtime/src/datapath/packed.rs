@@ -19,7 +19,7 @@ use super::{Moving, Target, Transfers};
 use crate::chores::Waiting;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
-use crate::protocol::wire::{Control, Request, Rts, Verdict};
+use crate::protocol::wire::{Control, Request, Rts, TransferVerdict};
 use crate::region::{Refusal, Region};
 use crate::staging::Staging;
 use carrack_transports::mem::copy::check_kinds;
@@ -74,7 +74,7 @@ pub(crate) fn list(
 }
 
 /// Reads a list of places in a region of `room` bytes. Also returns their total bytes.
-fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), Verdict> {
+fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), TransferVerdict> {
     let mut size = 0_usize;
     let place = |place: &Place| {
         let offset = usize::try_from(place.offset.get()).ok()?;
@@ -82,9 +82,9 @@ fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), 
         size = size.saturating_add(len);
         offset.checked_add(len).is_some_and(|end| end <= room).then_some((offset, len))
     };
-    let list = <[Place]>::ref_from_bytes(bytes).map_err(|_| Verdict::Outside)?;
+    let list = <[Place]>::ref_from_bytes(bytes).map_err(|_| TransferVerdict::Outside)?;
     let places: Option<_> = list.iter().map(place).collect();
-    places.map(|places| (places, size)).ok_or(Verdict::Outside)
+    places.map(|places| (places, size)).ok_or(TransferVerdict::Outside)
 }
 
 /// Copies between contiguous bytes in `packed`, from `at` on, and places in regions. The CPU
@@ -222,7 +222,7 @@ impl Run<'_> {
         let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
         if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0)
         {
-            return self.send_fin(from, tx, Verdict::Failed);
+            return self.send_fin(from, tx, TransferVerdict::Failed);
         }
         let buffer = Buffer::Region(Region::host(size).whole());
         let asked = Asked { tx, region, count, wanted };
@@ -243,25 +243,32 @@ impl Run<'_> {
         }
     }
 
-    fn begin_pieces(&mut self, from: Rank, asked: Asked, buffer: &Buffer) -> Result<(), Verdict> {
-        let Buffer::Region(come) = buffer else { return Err(Verdict::Failed) };
+    fn begin_pieces(
+        &mut self,
+        from: Rank,
+        asked: Asked,
+        buffer: &Buffer,
+    ) -> Result<(), TransferVerdict> {
+        let Buffer::Region(come) = buffer else { return Err(TransferVerdict::Failed) };
         let (come, list) = (come.region(), asked.count * size_of::<Place>());
-        let places =
-            come.slice(0, list).and_then(|places| places.to_vec().ok()).ok_or(Verdict::Failed)?;
+        let places = come
+            .slice(0, list)
+            .and_then(|places| places.to_vec().ok())
+            .ok_or(TransferVerdict::Failed)?;
         let meant =
             self.carrier.regions.find(asked.region, 0, 0).map_err(|refusal| match refusal {
-                Refusal::Stale => Verdict::Stale,
-                Refusal::Outside => Verdict::Outside,
+                Refusal::Stale => TransferVerdict::Stale,
+                Refusal::Outside => TransferVerdict::Outside,
             })?;
         let region = meant.region();
-        check_kinds(MemKind::Host, region.kind()).map_err(|_| Verdict::Failed)?;
+        check_kinds(MemKind::Host, region.kind()).map_err(|_| TransferVerdict::Failed)?;
         let (places, size) = read_list(&places, region.len())?;
         let is_sound = match asked.wanted {
             None => list.checked_add(size) == Some(come.len()),
             Some(_) => (1..=BYTES).contains(&size),
         };
         if !is_sound {
-            return Err(Verdict::Failed);
+            return Err(TransferVerdict::Failed);
         }
         let packed =
             if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
@@ -270,7 +277,7 @@ impl Run<'_> {
             copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.carrier.staging);
         let moving = begun.map_err(|why| {
             tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
-            Verdict::Failed
+            TransferVerdict::Failed
         })?;
         let Some(moving) = moving else {
             self.pieces_are_done(from, &asked, &packed.0);
@@ -300,14 +307,14 @@ impl Run<'_> {
             None => self.pieces_are_done(from, &asked, &packed),
             Some(why) => {
                 tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
-                self.send_fin(from, asked.tx, Verdict::Failed);
+                self.send_fin(from, asked.tx, TransferVerdict::Failed);
             }
         }
     }
 
     /// Ends pieces that are copied. The peer gets the verdict, and the bytes of a get.
     fn pieces_are_done(&mut self, from: Rank, asked: &Asked, packed: &Region) {
-        let fin = Control::Fin { name: asked.tx, verdict: Verdict::Done };
+        let fin = Control::Fin { name: asked.tx, verdict: TransferVerdict::Done };
         self.device.control(self.carrier, from, fin);
         if let Some(rx) = asked.wanted {
             let about = (Tag::default(), None);
@@ -342,7 +349,7 @@ mod tests {
                     prop_assert_eq!(size, places.iter().map(|(_, len)| len).sum::<usize>());
                     prop_assert_eq!(found, places);
                 }
-                Err(verdict) => prop_assert!(is_outside && verdict == Verdict::Outside),
+                Err(verdict) => prop_assert!(is_outside && verdict == TransferVerdict::Outside),
             }
         }
 

@@ -10,8 +10,8 @@ use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Flow, Kind, PendingOp};
-use crate::protocol::rndv::{Actions, Limits, Rx, RxAction, RxEvent, Violation, Way};
-use crate::protocol::wire::{Control, Verdict};
+use crate::protocol::rndv::{Actions, Limits, RndvReceiver, RxAction, RxEvent, Scheme, Violation};
+use crate::protocol::wire::{Control, TransferVerdict};
 use carrack_transports::contract::{Exposed, ExposedChunks, Payload, PeerMemoryError};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemKind};
@@ -24,7 +24,7 @@ pub(crate) const WRITTEN: usize = 32 << 10;
 pub(crate) struct RxOp {
     from: Rank,
     target: Target,
-    rx: Rx,
+    rx: RndvReceiver,
     means: Means,
     is_listed: bool,
     /// The error of an engine, with which the message ends when all bytes have come.
@@ -48,7 +48,7 @@ pub(super) enum Means {
 }
 
 impl RxOp {
-    pub(super) fn new(from: Rank, target: Target, rx: Rx, means: Means) -> Self {
+    pub(super) fn new(from: Rank, target: Target, rx: RndvReceiver, means: Means) -> Self {
         let (is_listed, lost, failing, actions) = (false, None, None, Actions::new());
         Self { from, target, rx, means, is_listed, lost, failing, actions }
     }
@@ -119,7 +119,9 @@ impl RxOp {
                 Some(error) => return self.fail(run, RxEvent::Fin(verdict), error),
                 None => (RxEvent::Fin(verdict), None),
             },
-            Event::Refused(error) => return self.fail(run, RxEvent::Fin(Verdict::Failed), error),
+            Event::Refused(error) => {
+                return self.fail(run, RxEvent::Fin(TransferVerdict::Failed), error);
+            }
             Event::Expired if self.is_engine_busy() => {
                 // The deadline has passed, so it is checked again soon.
                 let (at, deadline) = (self.at(), self.deadline());
@@ -337,7 +339,7 @@ impl RxOp {
     fn arrived(&mut self, run: &mut Run<'_>) {
         run.moved = true;
         let (from, size, lost) = (self.from, self.rx.size(), self.lost.take());
-        let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
+        let verdict = if lost.is_none() { TransferVerdict::Done } else { TransferVerdict::Failed };
         match std::mem::replace(&mut self.target, Target::Nowhere) {
             Target::Pieces { buffer, asked } => run.carry_out(from, *asked, &buffer),
             target @ Target::Put { tx, .. } => {
@@ -379,26 +381,26 @@ impl RxOp {
     }
 }
 
-/// The choice of the way of the bytes.
+/// The choice of the scheme.
 impl RxOp {
-    /// Chooses the way, and prepares its means.
-    fn choose(&mut self, run: &Run<'_>) -> Way {
+    /// Chooses the scheme, and prepares its means.
+    fn choose(&mut self, run: &Run<'_>) -> Scheme {
         if let Means::Pull(_) = &self.means {
-            return Way::Copied;
+            return Scheme::Copied;
         }
         self.in_chunks(run).or_else(|| self.as_a_whole(run)).unwrap_or_else(|| self.by_fragments())
     }
 
-    fn by_fragments(&mut self) -> Way {
+    fn by_fragments(&mut self) -> Scheme {
         let size = self.rx.size();
         match self.target.buffer().and_then(|buffer| Inflow::into(buffer, size)) {
             Some(inflow) => {
                 self.means = Means::Inflow(inflow);
-                Way::Staged
+                Scheme::Staged
             }
             None => {
                 self.means = Means::None;
-                Way::Fragments
+                Scheme::Fragments
             }
         }
     }
@@ -410,7 +412,7 @@ impl RxOp {
     }
 
     /// Lets the sender's NIC write to the first chunk of a long message's buffer.
-    fn in_chunks(&mut self, run: &Run<'_>) -> Option<Way> {
+    fn in_chunks(&mut self, run: &Run<'_>) -> Option<Scheme> {
         let linked = run.device.known_route(self.from)?.linked()?;
         let chunk = linked.caps.chunk.max(1);
         let may = self.may_be_written() && self.rx.size() > chunk && linked.caps.windows;
@@ -420,7 +422,7 @@ impl RxOp {
             Ok(mut chunks) => match chunks.show(0, chunk) {
                 Ok(place) => {
                     self.means = Means::Chunks(chunks, chunk);
-                    return Some(Way::Chunks(place, chunk));
+                    return Some(Scheme::Chunks(place, chunk));
                 }
                 Err(why) => (why, chunks.take_back()),
             },
@@ -433,7 +435,7 @@ impl RxOp {
     /// Lets the sender's NIC write to the destination of a message, where that is possible and
     /// pays. The destination is host memory, or GPU memory that this rank's NIC reaches, which then
     /// needs no blocks.
-    fn as_a_whole(&mut self, run: &Run<'_>) -> Option<Way> {
+    fn as_a_whole(&mut self, run: &Run<'_>) -> Option<Scheme> {
         let linked = run.device.known_route(self.from)?.linked()?;
         let may = self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.windows;
         let buffer = self.target.buffer().filter(|_| may)?;
@@ -441,7 +443,7 @@ impl RxOp {
             Ok(exposed) => {
                 let place = exposed.place_of_message();
                 self.means = Means::Exposed(exposed);
-                Some(Way::Whole(place))
+                Some(Scheme::Whole(place))
             }
             Err((why, back)) => {
                 tracing::debug!(from = %self.from, why, "a message comes in fragments");
@@ -473,7 +475,7 @@ impl RxOp {
     fn is_pulled(&mut self, run: &mut Run<'_>) -> Flow {
         // A put's verdict follows its arrival, whichever way it came.
         if !self.target.is_memory() {
-            let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Done };
+            let fin = Control::Fin { name: self.rx.tx(), verdict: TransferVerdict::Done };
             run.device.control(run.carrier, self.from, fin);
         }
         self.means = Means::None;
@@ -483,13 +485,13 @@ impl RxOp {
     /// Ends the kernel's copy: it was refused, and the bytes come another way.
     fn is_not_pulled(&mut self, run: &mut Run<'_>) -> Flow {
         self.means = Means::None;
-        let way = self.choose(run);
-        self.handle(run, RxEvent::Begin(way), None, None)
+        let scheme = self.choose(run);
+        self.handle(run, RxEvent::Begin(scheme), None, None)
     }
 
     /// Ends the kernel's copy with an error.
     fn has_failed(&mut self, run: &mut Run<'_>, error: OpError) -> Flow {
-        let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Failed };
+        let fin = Control::Fin { name: self.rx.tx(), verdict: TransferVerdict::Failed };
         run.device.control(run.carrier, self.from, fin);
         self.means = Means::None;
         self.handle(run, RxEvent::Down, None, Some(error))

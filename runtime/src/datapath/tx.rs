@@ -13,9 +13,9 @@ use crate::op::{Ended, Flow, Kind, Next, OnLink, OpContext, PendingOp};
 use crate::peer::route::Linked;
 use crate::protocol::header::Message;
 use crate::protocol::rndv::{
-    Actions, Duty, Limits, Tx, TxAction, TxEvent, Violation, name_of_answer,
+    Actions, Duty, Limits, RndvSender, TxAction, TxEvent, Violation, name_of_answer,
 };
-use crate::protocol::wire::{Control, Mapped, Rts, Verdict, word};
+use crate::protocol::wire::{Control, Mapped, Rts, TransferVerdict, word};
 use carrack_transports::contract::{
     Chunk, DownCause, Header, Op, OpToken, PeerId, RemotePlace, Submit, SubmitError,
 };
@@ -29,7 +29,7 @@ const FRAGMENTS: usize = 32;
 pub(crate) struct TxOp {
     op: OpContext,
     bytes: Bytes,
-    tx: Tx,
+    tx: RndvSender,
     /// The copies of bytes that lie on a GPU.
     ahead: Option<Box<Ahead>>,
     /// `true` if its operation has ended first: the bytes stay for the peer.
@@ -104,7 +104,7 @@ pub(super) fn abandon(buffer: Buffer, to: Rank) {
 }
 
 impl TxOp {
-    fn new(op: OpContext, bytes: Buffer, tx: Tx) -> Self {
+    fn new(op: OpContext, bytes: Buffer, tx: RndvSender) -> Self {
         let (is_late, is_listed, failing, ahead) = (false, false, None, None);
         let (bytes, actions) = (Bytes::Owned(bytes), Actions::new());
         Self { op, bytes, tx, ahead, is_late, is_listed, failing, actions }
@@ -114,7 +114,7 @@ impl TxOp {
     fn offered(name: u64, op: OpContext, bytes: Buffer, duty: Duty) -> Self {
         // A region is registered as a whole, once.
         let in_one = matches!(bytes, Buffer::Region(_));
-        let tx = Tx::offered(name, bytes.len(), duty, in_one);
+        let tx = RndvSender::offered(name, bytes.len(), duty, in_one);
         Self::new(op, bytes, tx)
     }
 
@@ -220,7 +220,7 @@ impl TxOp {
                     Some(self.give_chunk(run, place, (at, len), window))
                 }
                 TxAction::Judge(verdict) => {
-                    if let Verdict::Held(value) = verdict {
+                    if let TransferVerdict::Held(value) = verdict {
                         self.bytes = Bytes::Owned(Buffer::Small(word(value)));
                     }
                     self.end(run, verdict.error(self.op.rank));
@@ -568,7 +568,7 @@ impl Port {
     ) {
         let op = OpContext::of_runtime(peer, tag, bytes.len(), comp);
         let name = name_of_answer(rx);
-        let tx = Tx::answer(name, bytes.len(), rx, limit);
+        let tx = RndvSender::answer(name, bytes.len(), rx, limit);
         let transfer = Box::new(InFlight::Tx(TxOp::new(op, bytes, tx)));
         run.begin(name, transfer, Some(Event::Begin));
     }

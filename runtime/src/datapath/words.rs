@@ -9,7 +9,7 @@
 use super::carrier::Carrier;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
-use crate::protocol::wire::{Control, Verdict};
+use crate::protocol::wire::{Control, TransferVerdict};
 use crate::staging::{Direction, Staging, StagingBlock, WORD};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
@@ -42,7 +42,7 @@ pub(crate) struct Asked {
 }
 
 /// An operation that has finished.
-type Answer = (Asked, Verdict);
+type Answer = (Asked, TransferVerdict);
 
 /// A word with requests.
 struct Word {
@@ -143,7 +143,7 @@ impl Word {
     /// Lets the engine fetch the word. Returns `true` unless there was no block.
     fn begin(&mut self, staging: &Staging, answers: &mut Vec<Answer>) -> bool {
         let Some(gpu) = self.place.region().gpu() else {
-            answers.extend(self.waiting.drain(..).map(|asked| (asked, Verdict::Failed)));
+            answers.extend(self.waiting.drain(..).map(|asked| (asked, TransferVerdict::Failed)));
             return true;
         };
         let Some(block) = staging.take(gpu, Direction::Word, false) else { return false };
@@ -168,8 +168,13 @@ impl Word {
             Some(Round::Going(mut transfer, block, found)) => match transfer.poll() {
                 None => Some(Round::Going(transfer, block, found)),
                 Some(outcome) => {
-                    let verdict =
-                        |held| if outcome.is_ok() { Verdict::Held(held) } else { Verdict::Failed };
+                    let verdict = |held| {
+                        if outcome.is_ok() {
+                            TransferVerdict::Held(held)
+                        } else {
+                            TransferVerdict::Failed
+                        }
+                    };
                     answers.extend(found.into_iter().map(|(asked, held)| (asked, verdict(held))));
                     None
                 }
@@ -196,7 +201,9 @@ impl Word {
         });
         let found: Vec<_> = found.collect();
         if now == was {
-            answers.extend(found.into_iter().map(|(asked, held)| (asked, Verdict::Held(held))));
+            answers.extend(
+                found.into_iter().map(|(asked, held)| (asked, TransferVerdict::Held(held))),
+            );
             return None;
         }
         let begun = write(&block, now).and_then(|()| {
@@ -215,7 +222,7 @@ impl Word {
 
     fn give_up(&mut self, why: &CopyError, answers: &mut Vec<Answer>) {
         tracing::warn!(%why, "atomic operations on a word of a GPU could not be done");
-        answers.extend(self.waiting.drain(..).map(|asked| (asked, Verdict::Failed)));
+        answers.extend(self.waiting.drain(..).map(|asked| (asked, TransferVerdict::Failed)));
     }
 }
 
@@ -237,9 +244,13 @@ impl Carrier {
     ///
     /// # Errors
     /// Its address is no multiple of its size.
-    pub(crate) fn change_on_gpu(&self, place: RegionSlice, asked: Asked) -> Result<(), Verdict> {
+    pub(crate) fn change_on_gpu(
+        &self,
+        place: RegionSlice,
+        asked: Asked,
+    ) -> Result<(), TransferVerdict> {
         if !address(&place).is_multiple_of(WORD) {
-            return Err(Verdict::Word);
+            return Err(TransferVerdict::Word);
         }
         self.words.ask(place, asked);
         Ok(())
@@ -290,8 +301,9 @@ mod tests {
             answers.extend(words.step(&staging));
         }
         let held: Vec<_> = answers.iter().map(|(asked, verdict)| (asked.token, *verdict)).collect();
-        let mut want: Vec<_> = (0..10).map(|token| (token, Verdict::Held(5 * token))).collect();
-        want.extend([(10, Verdict::Held(50)), (11, Verdict::Held(7))]);
+        let mut want: Vec<_> =
+            (0..10).map(|token| (token, TransferVerdict::Held(5 * token))).collect();
+        want.extend([(10, TransferVerdict::Held(50)), (11, TransferVerdict::Held(7))]);
         assert_eq!(held, want);
         assert_eq!(driver.counters().copies - copies, 2, "one round");
         // More words than there are rounds at a time, and one that is never left alone.
@@ -333,7 +345,7 @@ mod tests {
                     answers.extend(words.step(&staging));
                 }
                 assert_eq!(answers.len(), 3, "{at:?} {nth}");
-                assert!(answers.iter().all(|(_, verdict)| *verdict == Verdict::Failed));
+                assert!(answers.iter().all(|(_, verdict)| *verdict == TransferVerdict::Failed));
             }
         }
         words.ask(region.whole(), asked(9, Change::Add(3)));

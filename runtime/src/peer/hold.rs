@@ -26,12 +26,12 @@
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
-use crate::protocol::flow::{Budget, Hold, Rx};
+use crate::protocol::flow::{Budget, FlowReceiver, Hold};
 use crate::undelivered::ENTRY;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Ranks that a device has told, or will tell, to hold.
-pub(crate) struct Holds(Waiting<Rx>);
+pub(crate) struct Holds(Waiting<FlowReceiver>);
 
 impl Holds {
     pub(crate) fn new(chores: &Chores) -> Self {

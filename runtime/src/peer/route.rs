@@ -8,7 +8,7 @@ use crate::bootstrap::BootstrapError;
 use crate::error::PostError;
 use crate::local::Local;
 use crate::names::Rank;
-use crate::protocol::flow::{Hold, Room, Tx};
+use crate::protocol::flow::{FlowSender, Hold, Room};
 use crate::protocol::select::{PathVerdict, Verdict, choose};
 use carrack_transports::contract::{
     Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
@@ -35,7 +35,7 @@ pub(crate) struct Route {
     /// lock.
     hurdles: Hurdles,
     /// The hold that the peer has told this device.
-    hold: Mutex<Tx>,
+    hold: Mutex<FlowSender>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
     /// The transport over which one rank reaches words of the other rank whose coherence owner is a

@@ -11,7 +11,7 @@ use crate::op::OpContext;
 use crate::protocol::header::Message;
 use crate::protocol::rma::{Agent, agent};
 use crate::protocol::rndv::Violation;
-use crate::protocol::wire::{Control, Request, Rts, Verdict};
+use crate::protocol::wire::{Control, Request, Rts, TransferVerdict};
 use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::{Header, Payload};
 use carrack_transports::mem::copy::check_kinds;
@@ -122,7 +122,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    pub(crate) fn send_fin(&self, to: Rank, tx: u64, verdict: Verdict) {
+    pub(crate) fn send_fin(&self, to: Rank, tx: u64, verdict: TransferVerdict) {
         self.device.control(self.inner, to, Control::Fin { name: tx, verdict });
     }
 }
@@ -229,7 +229,7 @@ impl Pass<'_> {
     ) {
         let Some(comp) = comps.get(name) else {
             // The sender has done its part, as with a small message.
-            self.send_fin(from, rts.tx, Verdict::Done);
+            self.send_fin(from, rts.tx, TransferVerdict::Done);
             let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
             return;
@@ -253,7 +253,7 @@ impl Pass<'_> {
         rts: Rts,
     ) {
         let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
-        let refuse = |verdict: Verdict| self.send_fin(from, rts.tx, verdict);
+        let refuse = |verdict: TransferVerdict| self.send_fin(from, rts.tx, verdict);
         // Bytes that are shared, and lists, cannot be filled in one piece.
         let fits = |buffer: &mut Buffer| buffer.len() >= size && buffer.view_mut().is_some();
         let named = guarded(|| comp.place(from, tag, size));
@@ -261,7 +261,7 @@ impl Pass<'_> {
             Ok(Some(buffer)) => Ok(buffer),
             Ok(None) => self.device.place_for_large(size),
             Err(panic) => {
-                refuse(Verdict::Failed);
+                refuse(TransferVerdict::Failed);
                 self.complain(panicked(from, panic.as_ref()));
                 return;
             }
@@ -269,7 +269,7 @@ impl Pass<'_> {
         let buffer = match buffer {
             Ok(buffer) => buffer,
             Err(why) => {
-                refuse(Verdict::Failed);
+                refuse(TransferVerdict::Failed);
                 tracing::warn!(%from, size, %why, "no memory for an active message");
                 self.complain(ProgressError::NoMemory { from, size, why: Box::new(why) });
                 return;
@@ -290,11 +290,11 @@ impl Pass<'_> {
         match self.inner.regions.find(request.region, request.offset, len) {
             Ok(slice) => Some(slice),
             Err(Refusal::Stale) => {
-                self.send_fin(from, request.name, Verdict::Stale);
+                self.send_fin(from, request.name, TransferVerdict::Stale);
                 None
             }
             Err(Refusal::Outside) => {
-                self.send_fin(from, request.name, Verdict::Outside);
+                self.send_fin(from, request.name, TransferVerdict::Outside);
                 None
             }
         }
@@ -369,7 +369,7 @@ impl Pass<'_> {
         let place = slice.view().place().kind();
         if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
             // A rank gets at least one byte, of memory that can be copied to the host.
-            return self.send_fin(from, rx, Verdict::Failed);
+            return self.send_fin(from, rx, TransferVerdict::Failed);
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let comp = self.named(from, name, size, comps);
@@ -388,7 +388,7 @@ impl Pass<'_> {
                 // The remote key says so: this one was damaged.
                 tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the \
                     NIC's");
-                self.send_fin(from, tx, Verdict::Failed);
+                self.send_fin(from, tx, TransferVerdict::Failed);
             }
             Agent::Owner => {
                 let change = if swap {
@@ -409,7 +409,7 @@ impl Pass<'_> {
                 } else {
                     region.fetch_add(offset, first)
                 };
-                self.send_fin(from, tx, held.map_or(Verdict::Word, Verdict::Held));
+                self.send_fin(from, tx, held.map_or(TransferVerdict::Word, TransferVerdict::Held));
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::comp::{Completion, Status};
 use crate::datapath::{Port, Reordered, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
-use crate::protocol::wire::{Rts, Verdict};
+use crate::protocol::wire::{Rts, TransferVerdict};
 use crate::undelivered::{About, Delivery, Entry, Fetch, Kept, Obstacle, Queue};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, PacketSource};
@@ -254,7 +254,7 @@ impl Pass<'_> {
             }
             if let Delivery::Rts { from, rts, .. } = &entry.what {
                 // The sender has done its part, as with a message that was sent whole.
-                self.send_fin(*from, rts.tx, Verdict::Done);
+                self.send_fin(*from, rts.tx, TransferVerdict::Done);
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::names::Rank;
 use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
 use crate::protocol::flow::{Bound, Hold};
-use crate::protocol::wire::{Control, Verdict};
+use crate::protocol::wire::{Control, TransferVerdict};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
 
@@ -123,7 +123,7 @@ impl Pass<'_> {
             self.device.ask_again(self.inner, landing, tx);
             return true;
         }
-        let verdict = if error.is_none() { Verdict::Done } else { Verdict::Failed };
+        let verdict = if error.is_none() { TransferVerdict::Done } else { TransferVerdict::Failed };
         self.send_fin(landing.op.rank, tx, verdict);
         false
     }

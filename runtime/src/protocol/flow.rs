@@ -106,32 +106,32 @@ impl Bound {
 
 /// The receiver's side: the ranks that were told to hold, or may have to be.
 #[derive(Default, Debug)]
-pub(crate) struct Rx {
-    told: Vec<Told>,
+pub(crate) struct FlowReceiver {
+    senders: Vec<SenderHold>,
     /// Counts the messages about holds, since two threads may send them in any order.
     turn: u64,
 }
 
 #[derive(Debug)]
-struct Told {
+struct SenderHold {
     rank: Rank,
     hold: Hold,
     /// Replies exceed the bound of its backlog, or have done so.
     has_replies: bool,
 }
 
-impl Rx {
+impl FlowReceiver {
     /// Notes a rank that may have to hold: for its messages, or for the replies to them.
     pub(crate) fn note(&mut self, rank: Rank, has_replies: bool) {
-        match self.told.iter_mut().find(|told| told.rank == rank) {
-            Some(told) => told.has_replies |= has_replies,
-            None => self.told.push(Told { rank, hold: Hold::default(), has_replies }),
+        match self.senders.iter_mut().find(|sender| sender.rank == rank) {
+            Some(sender) => sender.has_replies |= has_replies,
+            None => self.senders.push(SenderHold { rank, hold: Hold::default(), has_replies }),
         }
     }
 
     /// Forgets a rank that is gone.
     pub(crate) fn forget(&mut self, rank: Rank) {
-        self.told.retain(|told| told.rank != rank);
+        self.senders.retain(|sender| sender.rank != rank);
     }
 
     /// Returns the ranks to tell, each with its hold from now on, and the turn of these
@@ -139,14 +139,14 @@ impl Rx {
     pub(crate) fn news(&mut self, now: impl Fn(Rank, Hold) -> Hold) -> (Vec<(Rank, Hold)>, u64) {
         self.turn += 1;
         let mut news = Vec::new();
-        self.told.retain_mut(|told| {
-            let mut hold = now(told.rank, told.hold);
+        self.senders.retain_mut(|sender| {
+            let mut hold = now(sender.rank, sender.hold);
             // A long backlog of other messages is no reason: it may wait for a post of this peer.
-            hold.is_off &= told.has_replies;
-            if hold != told.hold {
-                news.push((told.rank, hold));
+            hold.is_off &= sender.has_replies;
+            if hold != sender.hold {
+                news.push((sender.rank, hold));
             }
-            (told.hold, told.has_replies) = (hold, hold.is_off);
+            (sender.hold, sender.has_replies) = (hold, hold.is_off);
             hold != Hold::default()
         });
         (news, self.turn)
@@ -154,23 +154,23 @@ impl Rx {
 
     /// Returns `true` if a rank was told XOFF.
     pub(crate) fn holds_off(&self, rank: Rank) -> bool {
-        self.told.iter().any(|told| told.rank == rank && told.hold.is_off)
+        self.senders.iter().any(|sender| sender.rank == rank && sender.hold.is_off)
     }
 
     /// Returns the number of ranks that hold, or may have to.
     pub(crate) fn len(&self) -> usize {
-        self.told.len()
+        self.senders.len()
     }
 }
 
 /// The sender's side: the hold that one receiver has told it.
 #[derive(Default, Debug)]
-pub(crate) struct Tx {
+pub(crate) struct FlowSender {
     hold: Hold,
     turn: u64,
 }
 
-impl Tx {
+impl FlowSender {
     /// Notes a hold of the receiver's, and returns `true` if it counts: the latest turn does, in
     /// any order of arrival.
     pub(crate) fn told(&mut self, hold: Hold, turn: u64) -> bool {
@@ -203,7 +203,7 @@ mod tests {
     const SIZE: usize = 10;
 
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    enum Message {
+    enum FlowMessage {
         Request,
         Reply,
         /// An RTS: the bytes wait with the sender.
@@ -213,12 +213,12 @@ mod tests {
 
     #[derive(Default)]
     struct Side {
-        tx: Tx,
-        rx: Rx,
+        tx: FlowSender,
+        rx: FlowReceiver,
         /// Operations that wait for room on the link.
-        backlog: VecDeque<Message>,
+        backlog: VecDeque<FlowMessage>,
         /// The link to the other side.
-        ring: VecDeque<Message>,
+        ring: VecDeque<FlowMessage>,
         /// Requests that wait for their receives, each with its bytes.
         kept: VecDeque<usize>,
         replies: usize,
@@ -227,7 +227,7 @@ mod tests {
     struct Pair {
         sides: [Side; RANKS],
         /// A hold that its sender's thread is about to send: others may overtake it.
-        late: Vec<(usize, Message)>,
+        late: Vec<(usize, FlowMessage)>,
         posted: [usize; RANKS],
     }
 
@@ -236,17 +236,17 @@ mod tests {
             Self { sides: Default::default(), late: Vec::new(), posted: [0; RANKS] }
         }
 
-        fn post(&mut self, at: usize, message: Message) -> bool {
+        fn post(&mut self, at: usize, message: FlowMessage) -> bool {
             let side = &mut self.sides[at];
             let holds_off = side.rx.holds_off(Rank(1 - at as u32));
-            let is_reply = message == Message::Reply;
+            let is_reply = message == FlowMessage::Reply;
             let limit = BOUND.limit(is_reply, side.tx.hold().is_off, holds_off);
             // What goes at once is refused like what waits.
             if limit == 0 || side.backlog.len() >= limit {
                 return false;
             }
             side.backlog.push_back(message);
-            if message == Message::Reply && side.backlog.len() > BOUND.0 {
+            if message == FlowMessage::Reply && side.backlog.len() > BOUND.0 {
                 side.rx.note(Rank(1 - at as u32), true);
             }
             self.send(at);
@@ -260,7 +260,7 @@ mod tests {
             {
                 let is_held = side.tx.hold().room != Room::Any;
                 side.ring.push_back(match message {
-                    Message::Request if is_held => Message::Rts,
+                    FlowMessage::Request if is_held => FlowMessage::Rts,
                     other => other,
                 });
             }
@@ -272,17 +272,17 @@ mod tests {
             self.send(1 - at);
             let side = &mut self.sides[at];
             match message {
-                Message::Request | Message::Rts if is_expected => {
-                    assert!(self.post(at, Message::Reply), "a reply is always accepted");
+                FlowMessage::Request | FlowMessage::Rts if is_expected => {
+                    assert!(self.post(at, FlowMessage::Reply), "a reply is always accepted");
                 }
-                Message::Request | Message::Rts => {
-                    side.kept.push_back(if message == Message::Rts { 0 } else { SIZE });
+                FlowMessage::Request | FlowMessage::Rts => {
+                    side.kept.push_back(if message == FlowMessage::Rts { 0 } else { SIZE });
                     if BUDGET.is_short(side.bytes()) {
                         side.rx.note(Rank(1 - at as u32), false);
                     }
                 }
-                Message::Reply => side.replies += 1,
-                Message::Hold(hold, turn) => _ = side.tx.told(hold, turn),
+                FlowMessage::Reply => side.replies += 1,
+                FlowMessage::Hold(hold, turn) => _ = side.tx.told(hold, turn),
             }
         }
 
@@ -296,7 +296,7 @@ mod tests {
                 is_off: BOUND.is_off(waiting, told.is_off),
             });
             for (_, hold) in news {
-                self.late.push((at, Message::Hold(hold, turn)));
+                self.late.push((at, FlowMessage::Hold(hold, turn)));
             }
             while !is_late && let Some((at, hold)) = self.late.pop() {
                 self.sides[at].backlog.push_front(hold);
@@ -307,7 +307,7 @@ mod tests {
         /// Posts a receive, which takes the oldest message that was kept.
         fn receive(&mut self, at: usize) {
             if self.sides[at].kept.pop_front().is_some() {
-                assert!(self.post(at, Message::Reply));
+                assert!(self.post(at, FlowMessage::Reply));
             }
         }
     }
@@ -327,7 +327,7 @@ mod tests {
             // Messages that each has sent since it last took everything in.
             for (at, step) in steps {
                 match step {
-                    0..4 => pair.posted[at] += usize::from(pair.post(at, Message::Request)),
+                    0..4 => pair.posted[at] += usize::from(pair.post(at, FlowMessage::Request)),
                     4 | 5 => pair.take(at, true),
                     6 => pair.take(at, false),
                     7 => pair.look(at, true),
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn a_rank_is_off_only_for_replies_and_forgotten_once_it_is_gone() {
-        let mut rx = Rx::default();
+        let mut rx = FlowReceiver::default();
         let long = |_, _| Hold { room: Room::Any, is_off: true };
         rx.note(Rank(1), false);
         assert_eq!(rx.news(long).0, []);
@@ -401,7 +401,7 @@ mod tests {
         rx.forget(Rank(2));
         assert_eq!(rx.news(|_, _| Hold::default()), (vec![(Rank(1), Hold::default())], 3));
         assert_eq!(rx.len(), 0);
-        let mut tx = Tx::default();
+        let mut tx = FlowSender::default();
         assert!(tx.told(Hold::default(), 3) && !tx.told(off, 2) && tx.hold() == Hold::default());
     }
 }

@@ -29,7 +29,7 @@ pub(crate) enum Control {
     /// The NIC writes no byte from `at` on: the rest comes in fragments, as granted.
     Unwritten { rx: u64, at: u64 },
     /// FIN: ends a transfer that the receiver of this message has named so.
-    Fin { name: u64, verdict: Verdict },
+    Fin { name: u64, verdict: TransferVerdict },
     /// The kernel copies a message here: its sender may write a part of it.
     Help { tx: u64, wanted: HelpWanted },
     /// Notification of a put or a get of `size` bytes that is done.
@@ -162,7 +162,7 @@ impl Control {
                 let [at] = read(payload)?;
                 Self::Unwritten { rx: name, at }
             }
-            FIN => Self::Fin { name, verdict: Verdict::of(read(payload)?)? },
+            FIN => Self::Fin { name, verdict: TransferVerdict::of(read(payload)?)? },
             HELP => {
                 let [addr, split] = read(payload)?;
                 let (split, turn) = ((split >> 32) as u32, split as u32);
@@ -266,7 +266,7 @@ pub(crate) struct Window {
 
 /// The outcome of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum TransferVerdict {
     /// All bytes are in place, or no operation needs them.
     Done,
     /// The receive was too small.
@@ -293,7 +293,7 @@ pub(crate) enum Verdict {
     },
 }
 
-impl Verdict {
+impl TransferVerdict {
     fn words(self) -> [u64; 3] {
         match self {
             Self::Done => [0, 0, 0],
@@ -418,9 +418,14 @@ mod tests {
             let (place, comp, tag) = (RemotePlace { addr: a, key: b }, RemoteComp(small), Tag(c));
             let request = Request { name: a, region: b, offset: c, first: !a, second: !b };
             let verdicts = [
-                Verdict::Done, Verdict::Truncated { message: a, buffer: b }, Verdict::Failed,
-                Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Held(a),
-                Verdict::Broken { sent: b },
+                TransferVerdict::Done,
+                TransferVerdict::Truncated { message: a, buffer: b },
+                TransferVerdict::Failed,
+                TransferVerdict::Stale,
+                TransferVerdict::Outside,
+                TransferVerdict::Word,
+                TransferVerdict::Held(a),
+                TransferVerdict::Broken { sent: b },
             ];
             let wanted = HelpWanted { addr: a, split: small, turn: b as u32 };
             let mut all = vec![

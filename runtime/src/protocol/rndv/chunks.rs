@@ -20,7 +20,7 @@ pub(super) struct Sent {
     windows: VecDeque<Window>,
     /// Windows whose end the receiver is told when their chunks have completed: no message can
     /// follow these on the same queue pair.
-    apart: Vec<Apart>,
+    apart: Vec<ChunkedWindow>,
     /// Chunks that the NIC has.
     in_flight: usize,
     /// Bytes that may go in fragments, after the receiver's NIC has refused further windows.
@@ -35,7 +35,7 @@ pub(super) struct Sent {
 
 /// A window whose chunks are told of apart.
 #[derive(Debug)]
-struct Apart {
+struct ChunkedWindow {
     at: usize,
     chunks: usize,
     /// `true` if all of its chunks were submitted.
@@ -44,7 +44,7 @@ struct Apart {
 
 /// The next step of a sender.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum ChunkStep {
     /// Nothing before a further event.
     Rest,
     /// Write the chunk `at` of `len` bytes into this window.
@@ -95,7 +95,7 @@ impl Sent {
     }
 
     /// Returns the next step.
-    pub(super) fn next(&mut self, size: usize, limits: &Limits) -> Next {
+    pub(super) fn next(&mut self, size: usize, limits: &Limits) -> ChunkStep {
         if self.failed.is_none()
             && let Some(&window) = self.windows.front()
             && window.at <= self.sent
@@ -103,25 +103,25 @@ impl Sent {
         {
             let within = self.sent - window.at;
             let len = limits.chunk.min(window.len - within);
-            return Next::Write { at: self.sent, len, window };
+            return ChunkStep::Write { at: self.sent, len, window };
         }
         if self.in_flight > 0 {
-            return Next::Rest;
+            return ChunkStep::Rest;
         }
         if let Some(error) = self.failed.take() {
-            return Next::End(Err(error));
+            return ChunkStep::End(Err(error));
         }
         if self.sent == size {
-            return Next::End(Ok(()));
+            return ChunkStep::End(Ok(()));
         }
         if self.is_refused {
             // After all chunks: only now are the written bytes in place, on every NIC.
-            return Next::Fragments { unwritten: true };
+            return ChunkStep::Fragments { unwritten: true };
         }
         if self.limit > self.sent && self.windows.is_empty() {
-            return Next::Fragments { unwritten: false };
+            return ChunkStep::Fragments { unwritten: false };
         }
-        Next::Rest
+        ChunkStep::Rest
     }
 
     /// Notes that the NIC has taken the next chunk. Returns the window that the receiver is told
@@ -139,7 +139,7 @@ impl Sent {
         }
         match self.apart.iter_mut().find(|apart| apart.at == at) {
             Some(apart) => (apart.chunks, apart.is_given) = (apart.chunks + 1, is_given),
-            None => self.apart.push(Apart { at, chunks: 1, is_given }),
+            None => self.apart.push(ChunkedWindow { at, chunks: 1, is_given }),
         }
         None
     }
@@ -176,7 +176,7 @@ impl Sent {
 
 /// The receiver's side. A written chunk is deregistered at once, so that only a few are pinned.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct RxChunks {
     /// Bytes that were shown, from the first on.
     shown: usize,
     /// Bytes that will be shown: all, unless a NIC has refused.
@@ -185,7 +185,7 @@ pub(super) struct Shown {
     open: Vec<(usize, usize)>,
 }
 
-impl Shown {
+impl RxChunks {
     pub(super) fn new(size: usize) -> Self {
         Self { shown: 0, until: size, open: Vec::new() }
     }
@@ -268,8 +268,8 @@ mod tests {
 
     #[test]
     fn a_chunk_that_is_written_makes_room_for_the_next_and_the_last_is_what_is_left() {
-        let mut shown = Shown::new(95);
-        let next = |shown: &mut Shown| {
+        let mut shown = RxChunks::new(95);
+        let next = |shown: &mut RxChunks| {
             let next = shown.next(&LIMITS);
             next.inspect(|&(at, len)| shown.shown(at, len))
         };
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn behind_bytes_that_a_sender_refuses_nothing_is_shown_and_its_written_bytes_count() {
-        let mut shown = Shown::new(95);
+        let mut shown = RxChunks::new(95);
         shown.shown(0, 10);
         shown.shown(10, 10);
         assert_eq!(shown.unwritten(20), None, "that was not to be written");
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_nic_that_refuses_a_chunk_is_asked_for_no_other() {
-        let mut shown = Shown::new(95);
+        let mut shown = RxChunks::new(95);
         shown.shown(0, 10);
         shown.refuse();
         assert_eq!(

@@ -36,9 +36,9 @@
 //! An RTS travels in the place of its message: it is matched, delivered and held back in the same
 //! order. Its bytes may take another way.
 //!
-//! Both sides are state machines without input or output: [`Tx`] and [`Rx`] get events, and answer
-//! with actions. `datapath` carries the actions out, in order, and reports the end of each as an
-//! event.
+//! Both sides are state machines without input or output: [`RndvSender`] and [`RndvReceiver`] get
+//! events, and answer with actions. `datapath` carries the actions out, in order, and reports the
+//! end of each as an event.
 
 mod chunks;
 mod rx;
@@ -46,8 +46,8 @@ mod rx;
 mod tests;
 mod tx;
 
-pub(crate) use rx::{Ask, Rx, RxAction, RxEvent, Way};
-pub(crate) use tx::{Duty, Tx, TxAction, TxEvent};
+pub(crate) use rx::{Ask, RndvReceiver, RxAction, RxEvent, Scheme};
+pub(crate) use tx::{Duty, RndvSender, TxAction, TxEvent};
 
 use crate::op::Few;
 

@@ -1,18 +1,18 @@
 //! The receiver's side.
 
-use super::chunks::Shown;
+use super::chunks::RxChunks;
 use super::{Actions, Limits, Violation, name_of_answer};
 use crate::names::{RemoteComp, Tag};
-use crate::protocol::wire::{Control, Request, Verdict, Window};
+use crate::protocol::wire::{Control, Request, TransferVerdict, Window};
 use carrack_transports::contract::RemotePlace;
 
 /// A transfer to this rank: a message, a put, or the answer to a get.
 #[derive(Debug)]
-pub(crate) struct Rx {
+pub(crate) struct RndvReceiver {
     name: u64,
     size: usize,
     ask: Ask,
-    method: Method,
+    method: RxMethod,
     got: usize,
     /// Bytes that will come: all, unless the sender has failed.
     until: usize,
@@ -39,7 +39,7 @@ pub(crate) enum Ask {
 
 /// The way of its bytes.
 #[derive(Debug)]
-enum Method {
+enum RxMethod {
     /// Fragments that the CPU copies.
     Fragments,
     /// Fragments, by way of blocks that an engine empties.
@@ -47,15 +47,15 @@ enum Method {
     /// The sender's NIC writes all of it.
     Whole,
     /// The sender's NIC writes it chunk by chunk.
-    Chunks(Shown),
+    Chunks(RxChunks),
     /// The kernel copies it.
     Copied,
 }
 
-/// A way for the bytes, with what its first message says.
+/// The scheme for the bytes, with what its first message says.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
-    /// See `Method`.
+pub(crate) enum Scheme {
+    /// See `RxMethod`.
     Fragments,
     Staged,
     Whole(RemotePlace),
@@ -68,7 +68,7 @@ pub(crate) enum Way {
 #[derive(Clone, Debug)]
 pub(crate) enum RxEvent {
     /// The way of its bytes was chosen, for the first time or anew.
-    Begin(Way),
+    Begin(Scheme),
     /// A fragment of `len` bytes has come.
     Fragment { offset: u64, len: usize },
     /// Blocks are free for bytes up to here.
@@ -86,7 +86,7 @@ pub(crate) enum RxEvent {
     /// The NIC takes no further chunk.
     NotShown,
     /// The sender, or the owner of the memory, has ended it.
-    Fin(Verdict),
+    Fin(TransferVerdict),
     /// The transfer's deadline has passed.
     Expired,
     /// The peer is gone.
@@ -120,9 +120,9 @@ pub(crate) enum RxAction {
 
 const UNASKED: Violation = Violation::Broken("it has written what it was not asked to");
 
-impl Rx {
+impl RndvReceiver {
     pub(crate) fn new(name: u64, size: usize, ask: Ask) -> Self {
-        let (method, got, until, told) = (Method::Fragments, 0, size, 0);
+        let (method, got, until, told) = (RxMethod::Fragments, 0, size, 0);
         let (is_asked, drops, has_ended) = (false, false, false);
         Self { name, size, ask, method, got, until, is_asked, told, drops, has_ended }
     }
@@ -155,18 +155,18 @@ impl Rx {
 
     /// Returns `true` if an engine copies its bytes, unless they are dropped.
     pub(crate) fn is_staged(&self) -> bool {
-        matches!(self.method, Method::Staged) && !self.drops
+        matches!(self.method, RxMethod::Staged) && !self.drops
     }
 
     /// Returns `true` if the kernel copies its bytes.
     pub(crate) fn is_copied(&self) -> bool {
-        matches!(self.method, Method::Copied)
+        matches!(self.method, RxMethod::Copied)
     }
 
     /// Returns `true` if progress has to check it: an engine is copying, or its sender needs a
     /// grant.
     pub(crate) fn wants_to_go(&self) -> bool {
-        matches!(self.method, Method::Staged) && (!self.drops || self.told < self.size)
+        matches!(self.method, RxMethod::Staged) && (!self.drops || self.told < self.size)
     }
 
     /// Handles an event.
@@ -180,7 +180,7 @@ impl Rx {
         actions: &mut Actions<RxAction>,
     ) -> Result<(), Violation> {
         match event {
-            RxEvent::Begin(way) => self.begin(way, limits, actions),
+            RxEvent::Begin(scheme) => self.begin(scheme, limits, actions),
             RxEvent::Fragment { offset, len } => self.fragment(offset, len, actions)?,
             RxEvent::Blocks(granted) => {
                 let granted = if self.drops { self.size } else { granted };
@@ -197,7 +197,7 @@ impl Rx {
             RxEvent::FinWrite { at } => self.fin_write(at, limits, actions)?,
             RxEvent::Unwritten { at } => self.unwritten(at, limits, actions)?,
             RxEvent::Shown { at, len, place } => {
-                if let Method::Chunks(shown) = &mut self.method {
+                if let RxMethod::Chunks(shown) = &mut self.method {
                     shown.shown(at, len);
                     let window = Window { at, len, place };
                     let (tx, rx) = (self.tx(), self.name);
@@ -206,20 +206,21 @@ impl Rx {
                 }
             }
             RxEvent::NotShown => {
-                if let Method::Chunks(shown) = &mut self.method {
+                if let RxMethod::Chunks(shown) = &mut self.method {
                     shown.refuse();
                     self.show(limits, actions);
                 }
             }
             RxEvent::Fin(verdict) => {
-                let is_refusal = !matches!(verdict, Verdict::Done | Verdict::Held(_));
+                let is_refusal =
+                    !matches!(verdict, TransferVerdict::Done | TransferVerdict::Held(_));
                 if !is_refusal || self.is_copied() {
                     return Err(Violation::Stray);
                 }
                 // Fragments that another thread has yet to take in are valid, though no operation
                 // needs them.
                 self.until = match verdict {
-                    Verdict::Broken { sent } => {
+                    TransferVerdict::Broken { sent } => {
                         usize::try_from(sent).map_or(self.size, |sent| sent.min(self.size))
                     }
                     _ => 0,
@@ -241,28 +242,28 @@ impl Rx {
         Ok(())
     }
 
-    /// Chooses a way, and asks for the bytes.
-    fn begin(&mut self, way: Way, limits: &Limits, actions: &mut Actions<RxAction>) {
+    /// Takes a scheme, and asks for the bytes.
+    fn begin(&mut self, scheme: Scheme, limits: &Limits, actions: &mut Actions<RxAction>) {
         let (tx, rx) = (self.tx(), self.name);
-        self.method = match way {
-            Way::Fragments => {
+        self.method = match scheme {
+            Scheme::Fragments => {
                 self.grant(self.size, actions);
-                Method::Fragments
+                RxMethod::Fragments
             }
-            Way::Staged => Method::Staged,
-            Way::Copied => Method::Copied,
-            Way::Whole(place) => {
+            Scheme::Staged => RxMethod::Staged,
+            Scheme::Copied => RxMethod::Copied,
+            Scheme::Whole(place) => {
                 self.is_asked = true;
                 actions.push_back(RxAction::Send(Control::CtsWrite { tx, rx, place }));
-                Method::Whole
+                RxMethod::Whole
             }
-            Way::Chunks(place, len) => {
+            Scheme::Chunks(place, len) => {
                 self.is_asked = true;
-                let mut shown = Shown::new(self.size);
+                let mut shown = RxChunks::new(self.size);
                 shown.shown(0, len);
                 let window = Window { at: 0, len, place };
                 actions.push_back(RxAction::Send(Control::CtsChunk { tx, rx, window }));
-                self.method = Method::Chunks(shown);
+                self.method = RxMethod::Chunks(shown);
                 return self.show(limits, actions);
             }
         };
@@ -293,13 +294,13 @@ impl Rx {
         actions: &mut Actions<RxAction>,
     ) -> Result<(), Violation> {
         match self.method {
-            Method::Fragments | Method::Staged => {}
-            Method::Whole | Method::Chunks(_) => {
+            RxMethod::Fragments | RxMethod::Staged => {}
+            RxMethod::Whole | RxMethod::Chunks(_) => {
                 return Err(Violation::Broken(
                     "it sent a fragment of a message that it is to write",
                 ));
             }
-            Method::Copied => {
+            RxMethod::Copied => {
                 return Err(Violation::Broken(
                     "it sent a fragment of a message that it was not asked for",
                 ));
@@ -331,7 +332,7 @@ impl Rx {
 
     /// Ends the operation without its bytes.
     fn give_up(&mut self, actions: &mut Actions<RxAction>) {
-        if self.until == 0 && matches!(self.method, Method::Whole | Method::Chunks(_)) {
+        if self.until == 0 && matches!(self.method, RxMethod::Whole | RxMethod::Chunks(_)) {
             actions.push_back(RxAction::TakeBack);
         }
         if !self.has_ended {
@@ -351,14 +352,14 @@ impl Rx {
         actions: &mut Actions<RxAction>,
     ) -> Result<(), Violation> {
         match &mut self.method {
-            Method::Whole if at == 0 => {
+            RxMethod::Whole if at == 0 => {
                 // Before the completion is signalled, and while the NIC still knows the memory.
                 // The arrival at the NIC does not mean that the GPU sees the bytes.
                 actions.extend([RxAction::Flush, RxAction::TakeBack]);
                 self.got = self.size;
                 self.arrive(actions);
             }
-            Method::Chunks(shown) => {
+            RxMethod::Chunks(shown) => {
                 let at = usize::try_from(at).map_err(|_| UNASKED)?;
                 self.got += shown.written(at).ok_or(UNASKED)?;
                 actions.push_back(RxAction::Hide(at));
@@ -382,8 +383,8 @@ impl Rx {
         actions: &mut Actions<RxAction>,
     ) -> Result<(), Violation> {
         match &mut self.method {
-            Method::Whole if at == 0 => actions.extend([RxAction::TakeBack, RxAction::Choose]),
-            Method::Chunks(shown) => {
+            RxMethod::Whole if at == 0 => actions.extend([RxAction::TakeBack, RxAction::Choose]),
+            RxMethod::Chunks(shown) => {
                 let at = usize::try_from(at).map_err(|_| UNASKED)?;
                 let (len, hidden) = shown.unwritten(at).ok_or(UNASKED)?;
                 self.got += len;
@@ -397,7 +398,7 @@ impl Rx {
 
     /// Shows the next chunk, or grants the rest in fragments if no NIC takes further chunks.
     fn show(&mut self, limits: &Limits, actions: &mut Actions<RxAction>) {
-        let Method::Chunks(shown) = &self.method else { return };
+        let RxMethod::Chunks(shown) = &self.method else { return };
         if let Some((at, len)) = shown.next(limits) {
             actions.push_back(RxAction::Show { at, len });
         } else if shown.has_ended() && self.got < self.size {

@@ -4,7 +4,7 @@
 use super::*;
 use crate::error::OpError;
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::protocol::wire::{Control, Request, Verdict, Window};
+use crate::protocol::wire::{Control, Request, TransferVerdict, Window};
 use carrack_transports::contract::{DownCause, RemotePlace};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ const POISON: u8 = 0xee;
 
 /// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Op {
+enum RndvOp {
     Message,
     Put,
     Get,
@@ -63,12 +63,12 @@ enum OnWire {
 }
 
 struct World {
-    op: Op,
+    op: RndvOp,
     troubles: Troubles,
     message: Vec<u8>,
     place: Vec<u8>,
-    tx: Option<Tx>,
-    rx: Option<Rx>,
+    tx: Option<RndvSender>,
+    rx: Option<RndvReceiver>,
     to_rx: VecDeque<OnWire>,
     to_tx: VecDeque<Control>,
     /// Chunks that travel apart: beginning, bytes, window.
@@ -89,12 +89,14 @@ fn gone() -> OpError {
 }
 
 impl World {
-    fn new(op: Op, size: usize, troubles: Troubles) -> Self {
+    fn new(op: RndvOp, size: usize, troubles: Troubles) -> Self {
         let message: Vec<u8> = (0..size).map(|at| (at % 200) as u8).collect();
         let (tx, ask) = match op {
-            Op::Message => (Some(Tx::offered(TX, size, Duty::Message, false)), Ask::Rts(TX)),
-            Op::Put => (Some(Tx::offered(TX, size, Duty::Memory, false)), Ask::Rts(TX)),
-            Op::Get => {
+            RndvOp::Message => {
+                (Some(RndvSender::offered(TX, size, Duty::Message, false)), Ask::Rts(TX))
+            }
+            RndvOp::Put => (Some(RndvSender::offered(TX, size, Duty::Memory, false)), Ask::Rts(TX)),
+            RndvOp::Get => {
                 let request = Request { name: 0, region: 5, offset: 0, first: 9, second: 0 };
                 (None, Ask::Get { comp: RemoteComp(1), tag: Tag(2), request })
             }
@@ -105,7 +107,7 @@ impl World {
             place: vec![POISON; size],
             message,
             tx,
-            rx: Some(Rx::new(RX, size, ask)),
+            rx: Some(RndvReceiver::new(RX, size, ask)),
             to_rx: VecDeque::new(),
             to_tx: VecDeque::new(),
             chunks: Vec::new(),
@@ -170,7 +172,10 @@ impl World {
                 }
                 TxAction::End(outcome) => {
                     assert!(self.chunks.is_empty(), "the NIC still reads");
-                    assert!(self.op != Op::Put || outcome.is_err(), "its owner says when it ends");
+                    assert!(
+                        self.op != RndvOp::Put || outcome.is_err(),
+                        "its owner says when it ends"
+                    );
                     self.sent.push(outcome);
                     return;
                 }
@@ -185,7 +190,7 @@ impl World {
 
     fn rx_on(&mut self, event: RxEvent, fragment: &[u8]) {
         let Some(mut rx) = self.rx.take() else { return };
-        self.is_exposed |= matches!(event, RxEvent::Begin(Way::Whole(_) | Way::Chunks(..)));
+        self.is_exposed |= matches!(event, RxEvent::Begin(Scheme::Whole(_) | Scheme::Chunks(..)));
         let (mut actions, mut next) = (Actions::new(), Some(event));
         loop {
             if let Some(event) = next.take() {
@@ -212,14 +217,14 @@ impl World {
                 RxAction::TakeBack => self.is_exposed = false,
                 RxAction::Choose => {
                     let staged = self.message.len().is_multiple_of(2);
-                    let way = if staged { Way::Staged } else { Way::Fragments };
-                    next = Some(RxEvent::Begin(way));
+                    let scheme = if staged { Scheme::Staged } else { Scheme::Fragments };
+                    next = Some(RxEvent::Begin(scheme));
                 }
                 RxAction::Arrived => {
                     assert!(!self.is_exposed, "the NIC still has the buffer");
                     self.received.push(!self.troubles.lost || !rx.wants_to_go());
-                    if self.op == Op::Put {
-                        let fin = Control::Fin { name: TX, verdict: Verdict::Done };
+                    if self.op == RndvOp::Put {
+                        let fin = Control::Fin { name: TX, verdict: TransferVerdict::Done };
                         self.to_tx.push_back(fin);
                     }
                     return;
@@ -239,9 +244,9 @@ impl World {
         let fits = |limit: u64| usize::try_from(limit).unwrap();
         let event = match control {
             Control::Get { request, .. } => {
-                assert_eq!((self.op, request.name), (Op::Get, RX));
+                assert_eq!((self.op, request.name), (RndvOp::Get, RX));
                 let (name, limit) = (name_of_answer(RX), fits(request.second));
-                self.tx = Some(Tx::answer(name, self.message.len(), RX, limit));
+                self.tx = Some(RndvSender::answer(name, self.message.len(), RX, limit));
                 return;
             }
             Control::Cts { rx, limit, .. } => TxEvent::Cts { rx, limit: fits(limit) },
@@ -279,10 +284,10 @@ impl World {
         let can = [
             !self.to_rx.is_empty(),
             !self.to_tx.is_empty(),
-            wants(self.tx.as_ref().map(Tx::wants_to_go)),
+            wants(self.tx.as_ref().map(RndvSender::wants_to_go)),
             !self.chunks.is_empty(),
-            wants(self.rx.as_ref().map(Rx::wants_to_go)),
-            wants(self.rx.as_ref().map(Rx::is_copied)),
+            wants(self.rx.as_ref().map(RndvReceiver::wants_to_go)),
+            wants(self.rx.as_ref().map(RndvReceiver::is_copied)),
         ];
         let count = can.iter().filter(|can| **can).count();
         if count == 0 {
@@ -312,7 +317,7 @@ impl World {
                 }
                 let size = self.message.len();
                 let is_whole = self.rx.as_ref().is_some_and(|rx| rx.got() >= size);
-                let drops = !self.rx.as_ref().is_some_and(Rx::is_staged);
+                let drops = !self.rx.as_ref().is_some_and(RndvReceiver::is_staged);
                 // There are no blocks for bytes that are dropped.
                 self.granted = if drops { 0 } else { size.min(self.granted + 8) };
                 let event = match is_whole && !drops {
@@ -321,11 +326,11 @@ impl World {
                 };
                 self.rx_on(event, &[]);
             }
-            _ if self.troubles.no_copy => self.rx_on(RxEvent::Begin(Way::Fragments), &[]),
+            _ if self.troubles.no_copy => self.rx_on(RxEvent::Begin(Scheme::Fragments), &[]),
             _ => {
                 self.place.copy_from_slice(&self.message);
-                if self.op == Op::Message {
-                    self.to_tx.push_back(Control::Fin { name: TX, verdict: Verdict::Done });
+                if self.op == RndvOp::Message {
+                    self.to_tx.push_back(Control::Fin { name: TX, verdict: TransferVerdict::Done });
                 }
                 self.rx_on(RxEvent::Placed, &[]);
             }
@@ -335,11 +340,11 @@ impl World {
 
     fn trouble(&mut self, first: First) {
         let Troubles { lost, expires, breaks, dies, .. } = self.troubles;
-        if lost && first == First::Staged && self.rx.as_ref().is_some_and(Rx::is_staged) {
+        if lost && first == First::Staged && self.rx.as_ref().is_some_and(RndvReceiver::is_staged) {
             self.rx_on(RxEvent::Lost, &[]);
         }
         // The owner of memory has no deadline for a put.
-        if expires && self.op != Op::Put {
+        if expires && self.op != RndvOp::Put {
             self.rx_on(RxEvent::Expired, &[]);
         }
         if breaks && self.tx.as_ref().is_some_and(|tx| !tx.is_offered()) {
@@ -354,14 +359,14 @@ impl World {
     }
 }
 
-fn way(first: First, size: usize) -> Way {
+fn scheme(first: First, size: usize) -> Scheme {
     let place = RemotePlace { addr: 1000, key: 1 };
     match first {
-        First::Fragments => Way::Fragments,
-        First::Staged => Way::Staged,
-        First::Whole => Way::Whole(place),
-        First::Chunks => Way::Chunks(place, LIMITS.chunk.min(size)),
-        First::Copied => Way::Copied,
+        First::Fragments => Scheme::Fragments,
+        First::Staged => Scheme::Staged,
+        First::Whole => Scheme::Whole(place),
+        First::Chunks => Scheme::Chunks(place, LIMITS.chunk.min(size)),
+        First::Copied => Scheme::Copied,
     }
 }
 
@@ -380,7 +385,7 @@ proptest! {
 
     #[test]
     fn each_side_ends_once_and_the_bytes_are_where_they_belong(
-        op in prop_oneof![Just(Op::Message), Just(Op::Put), Just(Op::Get)],
+        op in prop_oneof![Just(RndvOp::Message), Just(RndvOp::Put), Just(RndvOp::Get)],
         first in prop_oneof![
             Just(First::Fragments), Just(First::Staged), Just(First::Whole),
             Just(First::Chunks), Just(First::Copied),
@@ -390,13 +395,13 @@ proptest! {
     ) {
         // A NIC writes messages only, and the kernel copies what was offered.
         let first = match (op, first) {
-            (Op::Put, First::Whole | First::Chunks) => First::Fragments,
-            (Op::Get, First::Whole | First::Chunks | First::Copied) => First::Staged,
-            (Op::Message, First::Chunks) if size <= LIMITS.chunk => First::Whole,
+            (RndvOp::Put, First::Whole | First::Chunks) => First::Fragments,
+            (RndvOp::Get, First::Whole | First::Chunks | First::Copied) => First::Staged,
+            (RndvOp::Message, First::Chunks) if size <= LIMITS.chunk => First::Whole,
             (_, first) => first,
         };
         let mut world = World::new(op, size, troubles);
-        world.rx_on(RxEvent::Begin(way(first, size)), &[]);
+        world.rx_on(RxEvent::Begin(scheme(first, size)), &[]);
         for (step, choice) in choices.into_iter().enumerate() {
             if step == when {
                 world.trouble(first);
@@ -414,7 +419,7 @@ proptest! {
         prop_assert_eq!(world.received.len(), 1, "the receiver ends once");
         if dies || expires || breaks {
             // A get that the owner has not heard of has no sender.
-            prop_assert!(world.sent.len() == 1 || op == Op::Get && world.tx.is_none());
+            prop_assert!(world.sent.len() == 1 || op == RndvOp::Get && world.tx.is_none());
         } else {
             prop_assert_eq!(world.sent.len(), 1, "the sender ends once");
             prop_assert!(world.sent[0].is_ok(), "{:?}", world.sent);
@@ -429,37 +434,41 @@ proptest! {
 
 #[test]
 fn a_sender_that_breaks_the_protocol_is_found_out() {
-    let on = |way: Option<Way>, event: RxEvent| {
-        let (mut rx, mut actions) = (Rx::new(RX, 100, Ask::Rts(TX)), Actions::new());
-        for event in way.map(RxEvent::Begin).into_iter().chain([event]) {
+    let on = |scheme: Option<Scheme>, event: RxEvent| {
+        let (mut rx, mut actions) = (RndvReceiver::new(RX, 100, Ask::Rts(TX)), Actions::new());
+        for event in scheme.map(RxEvent::Begin).into_iter().chain([event]) {
             rx.on(event, &LIMITS, &mut actions)?;
         }
         Ok(())
     };
     let place = RemotePlace { addr: 1000, key: 1 };
-    let (whole, chunks) = (Some(Way::Whole(place)), Some(Way::Chunks(place, 10)));
+    let (whole, chunks) = (Some(Scheme::Whole(place)), Some(Scheme::Chunks(place, 10)));
     let fragment = |offset, len| RxEvent::Fragment { offset, len };
     let broken = |outcome| matches!(outcome, Err(Violation::Broken(_)));
-    assert_eq!(on(Some(Way::Fragments), fragment(90, 10)), Ok(()));
+    assert_eq!(on(Some(Scheme::Fragments), fragment(90, 10)), Ok(()));
     for (offset, len) in [(91, 10), (0, 101), (100, 1), (0, 0), (u64::MAX, 2)] {
-        assert!(broken(on(Some(Way::Fragments), fragment(offset, len))), "{offset} {len}");
+        assert!(broken(on(Some(Scheme::Fragments), fragment(offset, len))), "{offset} {len}");
     }
-    for way in [whole, chunks, Some(Way::Copied)] {
-        assert!(broken(on(way, fragment(0, 10))), "{way:?}");
+    for scheme in [whole, chunks, Some(Scheme::Copied)] {
+        assert!(broken(on(scheme, fragment(0, 10))), "{scheme:?}");
     }
-    for (way, at) in [(whole, 10), (chunks, 20), (Some(Way::Fragments), 0), (Some(Way::Copied), 0)]
+    for (scheme, at) in
+        [(whole, 10), (chunks, 20), (Some(Scheme::Fragments), 0), (Some(Scheme::Copied), 0)]
     {
-        assert!(broken(on(way, RxEvent::FinWrite { at })), "{way:?}");
-        assert!(broken(on(way, RxEvent::Unwritten { at })), "{way:?}");
+        assert!(broken(on(scheme, RxEvent::FinWrite { at })), "{scheme:?}");
+        assert!(broken(on(scheme, RxEvent::Unwritten { at })), "{scheme:?}");
     }
-    let fin = |verdict| on(Some(Way::Fragments), RxEvent::Fin(verdict));
-    assert_eq!((fin(Verdict::Done), fin(Verdict::Failed)), (Err(Violation::Stray), Ok(())));
+    let fin = |verdict| on(Some(Scheme::Fragments), RxEvent::Fin(verdict));
+    assert_eq!(
+        (fin(TransferVerdict::Done), fin(TransferVerdict::Failed)),
+        (Err(Violation::Stray), Ok(()))
+    );
 }
 
 #[test]
 fn a_receiver_that_breaks_the_protocol_is_found_out() {
     let on = |duty, events: &[TxEvent]| {
-        let (mut tx, mut actions) = (Tx::offered(TX, 100, duty, false), Actions::new());
+        let (mut tx, mut actions) = (RndvSender::offered(TX, 100, duty, false), Actions::new());
         events.iter().try_for_each(|event| tx.on(event.clone(), &LIMITS, &mut actions))
     };
     let place = RemotePlace { addr: 1000, key: 1 };
@@ -468,7 +477,7 @@ fn a_receiver_that_breaks_the_protocol_is_found_out() {
     let message = |events: &[TxEvent]| on(Duty::Message, events);
     assert_eq!(message(&[cts.clone(), cts.clone()]), Err(Violation::Stray));
     assert_eq!(message(&[cts.clone(), TxEvent::CtsWrite { rx: RX, place }]), Err(Violation::Stray));
-    assert_eq!(message(&[cts.clone(), TxEvent::Fin(Verdict::Done)]), Err(Violation::Stray));
+    assert_eq!(message(&[cts.clone(), TxEvent::Fin(TransferVerdict::Done)]), Err(Violation::Stray));
     assert_eq!(message(&[cts.clone(), chunk(RX, 10)]), Ok(()), "it is late");
     assert!(message(&[cts, chunk(RX, 0)]).is_err());
     assert_eq!(message(&[chunk(RX, 10), chunk(RX, 0)]), Ok(()));

@@ -1,9 +1,9 @@
 //! The sender's side.
 
-use super::chunks::{Next, Sent};
+use super::chunks::{ChunkStep, Sent};
 use super::{Actions, Limits, Violation};
 use crate::error::OpError;
-use crate::protocol::wire::{Control, Verdict, Window};
+use crate::protocol::wire::{Control, TransferVerdict, Window};
 use carrack_transports::contract::RemotePlace;
 
 /// The kind of a transfer, which decides when it completes.
@@ -19,18 +19,18 @@ pub(crate) enum Duty {
 
 /// A transfer to a peer: a message, a put, or the answer to a get.
 #[derive(Debug)]
-pub(crate) struct Tx {
+pub(crate) struct RndvSender {
     name: u64,
     size: usize,
     duty: Duty,
     /// `true` if it is written as a whole by a NIC, and not in chunks.
     in_one: bool,
-    method: Method,
+    method: TxMethod,
 }
 
 /// The way of its bytes.
 #[derive(Debug)]
-enum Method {
+enum TxMethod {
     /// An unknown way: the RTS has no answer yet, or the receiver copies the bytes.
     Offered,
     Fragments {
@@ -61,7 +61,7 @@ pub(crate) enum TxEvent {
     /// The receiver takes more fragments.
     Grant { limit: usize },
     /// The receiver ends it.
-    Fin(Verdict),
+    Fin(TransferVerdict),
     /// The link may have room again.
     Go,
     /// Fragments have left, these many bytes.
@@ -96,22 +96,22 @@ pub(crate) enum TxAction {
     /// [`TxEvent::ChunkBusy`], [`TxEvent::Unregistered`].
     Chunk { place: RemotePlace, at: usize, len: usize, window: usize },
     /// End the operation as the receiver says.
-    Judge(Verdict),
+    Judge(TransferVerdict),
     /// End the operation.
     End(Result<(), OpError>),
     /// Forget it: the link has the operation.
     Leave,
 }
 
-impl Tx {
+impl RndvSender {
     /// Returns a transfer whose RTS is sent under `name`. With `in_one` a NIC writes it as a whole.
     pub(crate) fn offered(name: u64, size: usize, duty: Duty, in_one: bool) -> Self {
-        Self { name, size, duty, in_one, method: Method::Offered }
+        Self { name, size, duty, in_one, method: TxMethod::Offered }
     }
 
     /// Returns the answer to a get, which the asker has named `rx`.
     pub(crate) fn answer(name: u64, size: usize, rx: u64, limit: usize) -> Self {
-        let method = Method::Fragments { rx, sent: 0, limit };
+        let method = TxMethod::Fragments { rx, sent: 0, limit };
         Self { name, size, duty: Duty::Answer, in_one: true, method }
     }
 
@@ -122,25 +122,25 @@ impl Tx {
     /// Returns the bytes that have left, or were given to a NIC.
     pub(crate) fn sent(&self) -> usize {
         match &self.method {
-            Method::Offered | Method::Whole { .. } => 0,
-            Method::Fragments { sent, .. } => *sent,
-            Method::Chunks(chunks) => chunks.sent,
-            Method::Judged => self.size,
+            TxMethod::Offered | TxMethod::Whole { .. } => 0,
+            TxMethod::Fragments { sent, .. } => *sent,
+            TxMethod::Chunks(chunks) => chunks.sent,
+            TxMethod::Judged => self.size,
         }
     }
 
     /// Returns `true` while the receiver may be copying the bytes by itself.
     pub(crate) fn is_offered(&self) -> bool {
-        matches!(self.method, Method::Offered)
+        matches!(self.method, TxMethod::Offered)
     }
 
     /// Returns `true` if it goes on by [`TxEvent::Go`].
     pub(crate) fn wants_to_go(&self) -> bool {
         match &self.method {
-            Method::Offered | Method::Judged => false,
-            Method::Fragments { sent, limit, .. } => *sent < (*limit).min(self.size),
-            Method::Whole { .. } => true,
-            Method::Chunks(chunks) => chunks.is_blocked,
+            TxMethod::Offered | TxMethod::Judged => false,
+            TxMethod::Fragments { sent, limit, .. } => *sent < (*limit).min(self.size),
+            TxMethod::Whole { .. } => true,
+            TxMethod::Chunks(chunks) => chunks.is_blocked,
         }
     }
 
@@ -156,17 +156,17 @@ impl Tx {
     ) -> Result<(), Violation> {
         match event {
             TxEvent::Cts { rx, limit } => match self.method {
-                Method::Offered => self.method = Method::Fragments { rx, sent: 0, limit },
+                TxMethod::Offered => self.method = TxMethod::Fragments { rx, sent: 0, limit },
                 _ => return Err(Violation::Stray),
             },
             TxEvent::CtsWrite { rx, place } => match self.method {
-                Method::Offered => self.write(rx, place, limits, actions)?,
+                TxMethod::Offered => self.write(rx, place, limits, actions)?,
                 _ => return Err(Violation::Stray),
             },
             TxEvent::CtsChunk { rx, window } => self.show(rx, window, limits, actions)?,
             TxEvent::Grant { limit: granted } => match &mut self.method {
-                Method::Fragments { limit, .. } => *limit = granted.max(*limit),
-                Method::Chunks(chunks) => {
+                TxMethod::Fragments { limit, .. } => *limit = granted.max(*limit),
+                TxMethod::Chunks(chunks) => {
                     chunks.limit = granted.max(chunks.limit);
                     self.go_on(limits, actions);
                 }
@@ -174,26 +174,26 @@ impl Tx {
                 _ => {}
             },
             TxEvent::Fin(verdict) => match self.method {
-                Method::Offered | Method::Judged => actions.push_back(TxAction::Judge(verdict)),
+                TxMethod::Offered | TxMethod::Judged => actions.push_back(TxAction::Judge(verdict)),
                 _ => return Err(Violation::Stray),
             },
             TxEvent::Go => match self.method {
-                Method::Fragments { rx, sent, limit } => {
+                TxMethod::Fragments { rx, sent, limit } => {
                     let to = limit.min(self.size);
                     if sent < to {
                         actions.push_back(TxAction::Fragments { rx, from: sent, to });
                     }
                 }
-                Method::Whole { place, .. } => actions.push_back(TxAction::Whole { place }),
-                Method::Chunks(_) => self.go_on(limits, actions),
-                Method::Offered | Method::Judged => {}
+                TxMethod::Whole { place, .. } => actions.push_back(TxAction::Whole { place }),
+                TxMethod::Chunks(_) => self.go_on(limits, actions),
+                TxMethod::Offered | TxMethod::Judged => {}
             },
             TxEvent::Left(len) => {
-                if let Method::Fragments { sent, .. } = &mut self.method {
+                if let TxMethod::Fragments { sent, .. } = &mut self.method {
                     *sent += len;
                     if *sent == self.size {
                         match self.duty {
-                            Duty::Memory => self.method = Method::Judged,
+                            Duty::Memory => self.method = TxMethod::Judged,
                             Duty::Message | Duty::Answer => {
                                 actions.push_back(TxAction::End(Ok(())))
                             }
@@ -202,14 +202,14 @@ impl Tx {
                 }
             }
             TxEvent::WholeGiven => {
-                if let Method::Whole { rx, .. } = self.method {
+                if let TxMethod::Whole { rx, .. } = self.method {
                     // On the same link, so behind the bytes.
                     actions.push_back(TxAction::Send(Control::FinWrite { rx, at: 0 }));
                     actions.push_back(TxAction::Leave);
                 }
             }
             TxEvent::ChunkGiven { len, in_order } => {
-                if let Method::Chunks(chunks) = &mut self.method {
+                if let TxMethod::Chunks(chunks) = &mut self.method {
                     let rx = chunks.rx;
                     if let Some(at) = chunks.given(len, in_order) {
                         actions.push_back(TxAction::Send(Control::FinWrite { rx, at: at as u64 }));
@@ -218,12 +218,12 @@ impl Tx {
                 }
             }
             TxEvent::ChunkBusy => {
-                if let Method::Chunks(chunks) = &mut self.method {
+                if let TxMethod::Chunks(chunks) = &mut self.method {
                     chunks.is_blocked = true;
                 }
             }
             TxEvent::ChunkEnded { at, failed } => {
-                if let Method::Chunks(chunks) = &mut self.method {
+                if let TxMethod::Chunks(chunks) = &mut self.method {
                     let rx = chunks.rx;
                     if let Some(at) = chunks.ended(at, failed) {
                         actions.push_back(TxAction::Send(Control::FinWrite { rx, at: at as u64 }));
@@ -232,32 +232,34 @@ impl Tx {
                 }
             }
             TxEvent::Unregistered => match &mut self.method {
-                Method::Whole { rx, .. } => {
+                TxMethod::Whole { rx, .. } => {
                     let rx = *rx;
                     self.go_in_fragments(rx, actions);
                 }
-                Method::Chunks(chunks) => {
+                TxMethod::Chunks(chunks) => {
                     chunks.refuse(self.size);
                     self.go_on(limits, actions);
                 }
                 _ => {}
             },
             TxEvent::Failed(error) => match &mut self.method {
-                Method::Chunks(chunks) => {
+                TxMethod::Chunks(chunks) => {
                     chunks.fail(error);
                     self.go_on(limits, actions);
                 }
-                Method::Fragments { rx, .. } | Method::Whole { rx, .. } => {
+                TxMethod::Fragments { rx, .. } | TxMethod::Whole { rx, .. } => {
                     // The receiver is told where its message breaks off.
                     let (name, sent) = (*rx, self.sent() as u64);
-                    let verdict = Verdict::Broken { sent };
+                    let verdict = TransferVerdict::Broken { sent };
                     actions.push_back(TxAction::Send(Control::Fin { name, verdict }));
                     actions.push_back(TxAction::End(Err(error)));
                 }
-                Method::Offered | Method::Judged => actions.push_back(TxAction::End(Err(error))),
+                TxMethod::Offered | TxMethod::Judged => {
+                    actions.push_back(TxAction::End(Err(error)))
+                }
             },
             TxEvent::Down(error) => match &mut self.method {
-                Method::Chunks(chunks) => {
+                TxMethod::Chunks(chunks) => {
                     // The NIC may still be reading: the link gives the chunks back.
                     chunks.fail(error);
                     self.go_on(limits, actions);
@@ -279,7 +281,7 @@ impl Tx {
         if self.duty != Duty::Message {
             self.go_in_fragments(rx, actions);
         } else if self.in_one || self.size <= limits.chunk {
-            self.method = Method::Whole { rx, place };
+            self.method = TxMethod::Whole { rx, place };
             actions.push_back(TxAction::Whole { place });
         } else {
             return self.show(rx, Window { at: 0, len: self.size, place }, limits, actions);
@@ -290,7 +292,7 @@ impl Tx {
     /// Sends in fragments the bytes that a NIC does not reach, after the receiver has been told and
     /// has granted them.
     fn go_in_fragments(&mut self, rx: u64, actions: &mut Actions<TxAction>) {
-        self.method = Method::Fragments { rx, sent: 0, limit: 0 };
+        self.method = TxMethod::Fragments { rx, sent: 0, limit: 0 };
         actions.push_back(TxAction::Send(Control::Unwritten { rx, at: 0 }));
     }
 
@@ -303,14 +305,14 @@ impl Tx {
         actions: &mut Actions<TxAction>,
     ) -> Result<(), Violation> {
         match &mut self.method {
-            Method::Chunks(chunks) if chunks.rx == rx => chunks.show(self.size, window)?,
-            Method::Chunks(_) => {
+            TxMethod::Chunks(chunks) if chunks.rx == rx => chunks.show(self.size, window)?,
+            TxMethod::Chunks(_) => {
                 return Err(Violation::Broken("it calls a message by two names"));
             }
-            Method::Offered if self.duty == Duty::Message => {
+            TxMethod::Offered if self.duty == Duty::Message => {
                 let mut chunks = Sent::new(rx);
                 let shown = chunks.show(self.size, window);
-                self.method = Method::Chunks(chunks);
+                self.method = TxMethod::Chunks(chunks);
                 shown?;
             }
             // The message goes on in fragments, and the window is late.
@@ -327,28 +329,28 @@ impl Tx {
 
     /// Continues a message that is written in chunks.
     fn go_on(&mut self, limits: &Limits, actions: &mut Actions<TxAction>) {
-        let Method::Chunks(chunks) = &mut self.method else { return };
+        let TxMethod::Chunks(chunks) = &mut self.method else { return };
         chunks.is_blocked = false;
         let (rx, sent, limit) = (chunks.rx, chunks.sent, chunks.limit);
         match chunks.next(self.size, limits) {
-            Next::Rest => {}
-            Next::Write { at, len, window } => {
+            ChunkStep::Rest => {}
+            ChunkStep::Write { at, len, window } => {
                 let within = (at - window.at) as u64;
                 let place =
                     RemotePlace { addr: window.place.addr.wrapping_add(within), ..window.place };
                 actions.push_back(TxAction::Chunk { place, at, len, window: window.at });
             }
-            Next::Fragments { unwritten } => {
+            ChunkStep::Fragments { unwritten } => {
                 if unwritten {
                     let at = sent as u64;
                     actions.push_back(TxAction::Send(Control::Unwritten { rx, at }));
                 }
-                self.method = Method::Fragments { rx, sent, limit: limit.max(sent) };
+                self.method = TxMethod::Fragments { rx, sent, limit: limit.max(sent) };
             }
-            Next::End(outcome) => {
+            ChunkStep::End(outcome) => {
                 if outcome.is_err() {
                     // No chunk is in flight: the receiver may have its buffer back.
-                    let verdict = Verdict::Broken { sent: 0 };
+                    let verdict = TransferVerdict::Broken { sent: 0 };
                     actions.push_back(TxAction::Send(Control::Fin { name: rx, verdict }));
                 }
                 actions.push_back(TxAction::End(outcome));
