@@ -1,6 +1,6 @@
 //! Allgather: the bytes of each member, at every member.
 
-use super::call::Call;
+use super::call::CollectiveCall;
 use super::group::Group;
 use crate::boards::CollectiveKind;
 use crate::error::CollectiveError;
@@ -17,7 +17,7 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn allgather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let call = Call::begin_blocking(self, CollectiveKind::Allgather, Rank(0))?;
+        let call = CollectiveCall::begin_blocking(self, CollectiveKind::Allgather, Rank(0))?;
         call.block(allgather(&call, mine.to_vec()))
     }
 
@@ -54,7 +54,7 @@ impl Group {
         &'g self,
         mine: &[u8],
     ) -> impl Future<Output = Result<Vec<Vec<u8>>, CollectiveError>> + use<'g> {
-        let call = Call::begin(self, CollectiveKind::Allgather, Rank(0));
+        let call = CollectiveCall::begin(self, CollectiveKind::Allgather, Rank(0));
         let mine = mine.to_vec();
         async move {
             let call = call?;
@@ -63,7 +63,10 @@ impl Group {
     }
 }
 
-async fn allgather(call: &Call<'_>, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, CollectiveError> {
+async fn allgather(
+    call: &CollectiveCall<'_>,
+    mine: Vec<u8>,
+) -> Result<Vec<Vec<u8>>, CollectiveError> {
     let (place, count) = (u64::from(call.place()), u64::from(call.count()));
     let each = mine.len();
     call.contributes(each);

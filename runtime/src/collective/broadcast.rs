@@ -1,6 +1,6 @@
 //! Broadcast: the bytes of one member, at every member.
 
-use super::call::Call;
+use super::call::CollectiveCall;
 use super::group::Group;
 use crate::boards::CollectiveKind;
 use crate::error::CollectiveError;
@@ -19,7 +19,7 @@ impl Group {
     /// See [`CollectiveError`].
     pub fn broadcast(&self, root: Rank, bytes: &[u8]) -> Result<Vec<u8>, CollectiveError> {
         self.check_root(root)?;
-        let call = Call::begin_blocking(self, CollectiveKind::Broadcast, root)?;
+        let call = CollectiveCall::begin_blocking(self, CollectiveKind::Broadcast, root)?;
         call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
@@ -31,8 +31,9 @@ impl Group {
         bytes: impl Into<Bytes>,
     ) -> impl Future<Output = Result<Vec<u8>, CollectiveError>> {
         let bytes = bytes.into();
-        let call =
-            self.check_root(root).and_then(|()| Call::begin(self, CollectiveKind::Broadcast, root));
+        let call = self
+            .check_root(root)
+            .and_then(|()| CollectiveCall::begin(self, CollectiveKind::Broadcast, root));
         async move {
             let call = call?;
             call.run(broadcast(&call, root, bytes)).await
@@ -47,7 +48,11 @@ impl Group {
     }
 }
 
-async fn broadcast(call: &Call<'_>, root: Rank, bytes: Bytes) -> Result<Vec<u8>, CollectiveError> {
+async fn broadcast(
+    call: &CollectiveCall<'_>,
+    root: Rank,
+    bytes: Bytes,
+) -> Result<Vec<u8>, CollectiveError> {
     let count = u64::from(call.count());
     let start = u64::from(call.place_of(root).unwrap_or(0));
     let at = |place: u64| ((start + place) % count) as u32;

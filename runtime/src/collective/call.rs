@@ -19,7 +19,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// One collective operation in progress, at one member.
-pub(super) struct Call<'a> {
+pub(super) struct CollectiveCall<'a> {
     runtime: &'a Runtime,
     board: &'a Board,
     number: u64,
@@ -40,10 +40,10 @@ const UNEVEN: u64 = 2;
 
 /// Notes that wait for room.
 #[derive(Default)]
-struct Late(Mutex<Waiting>);
+struct Late(Mutex<LateNotes>);
 
 #[derive(Default)]
-struct Waiting {
+struct LateNotes {
     notes: usize,
     /// The waker to wake when none is left.
     waker: Option<Waker>,
@@ -52,7 +52,7 @@ struct Waiting {
 }
 
 impl Late {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, LateNotes> {
         self.0.lock()
     }
 }
@@ -76,7 +76,7 @@ impl Completion for Late {
     }
 }
 
-impl<'a> Call<'a> {
+impl<'a> CollectiveCall<'a> {
     /// Takes the group's next number, for an operation that is awaited.
     ///
     /// # Errors
@@ -537,7 +537,9 @@ impl Group {
     /// operations that belong together. Members that begin it, or are in it, get the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
         // A forked process sends nothing, because the group belongs to the parent.
-        let Ok(call) = Call::begin(self, CollectiveKind::Barrier, Rank(0)) else { return };
+        let Ok(call) = CollectiveCall::begin(self, CollectiveKind::Barrier, Rank(0)) else {
+            return;
+        };
         call.give_up(call.blame(cause));
         call.has_ended.store(true, Ordering::Relaxed);
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
@@ -554,7 +556,7 @@ impl Group {
 
 /// The other members would wait for a future that is dropped before its end, so its drop tells
 /// them.
-impl Drop for Call<'_> {
+impl Drop for CollectiveCall<'_> {
     fn drop(&mut self) {
         if !self.has_ended.load(Ordering::Relaxed) {
             self.give_up((self.runtime.rank(), 0));

@@ -14,7 +14,8 @@
 //! note names its operation and the members. So members of different operations get an error that
 //! names both, and none waits for ever. A member that fails tells all others.
 //!
-//! A further operation, such as a reduction, is one more `async fn` over a [`Call`](call::Call).
+//! A further operation, such as a reduction, is one more `async fn` over a
+//! [`CollectiveCall`](call::CollectiveCall).
 
 mod allgather;
 mod barrier;

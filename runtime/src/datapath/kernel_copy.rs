@@ -6,7 +6,7 @@ use super::rx::RxOp;
 use super::share::{ASK_AHEAD, is_worth_it};
 use crate::names::Rank;
 use crate::op::Flow;
-use crate::peer::shares::{MOST, Others, Share};
+use crate::peer::shares::{MOST, OtherPieces, Share};
 use carrack_transports::contract::{PeerMemory, PeerMemoryError};
 use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
@@ -67,7 +67,7 @@ impl Pull {
         let Some(share) = &self.share else { return false };
         (0..LOOKS).any(|_| {
             std::hint::spin_loop();
-            !matches!(share.others(), Others::Waiting)
+            !matches!(share.others(), OtherPieces::Waiting)
         })
     }
 
@@ -105,9 +105,11 @@ impl Pull {
             Some(share) => match share.take() {
                 Some(piece) => Some(piece),
                 None => match share.others() {
-                    Others::Waiting => return Step::Waits,
-                    Others::Settled => return self.failed.take().map_or(Step::Ended, Step::Failed),
-                    Others::Failed(from) => {
+                    OtherPieces::Waiting => return Step::Waits,
+                    OtherPieces::Settled => {
+                        return self.failed.take().map_or(Step::Ended, Step::Failed);
+                    }
+                    OtherPieces::Failed(from) => {
                         // The bytes are copied as if the sender had not helped.
                         (self.done, self.share) = (from, None);
                         None

@@ -1,7 +1,7 @@
 //! A place where messages and receives meet.
 
 use super::table::Table;
-use super::{Key, Matching};
+use super::{MatchKey, Matching};
 use crate::error::{OpError, ResourceError};
 use crate::names::{COLLECTIVE_ENGINE, DEFAULT_ENGINE, Rank, Tag};
 use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Receive {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
     pub(crate) engine: u16,
-    key: Key,
+    key: MatchKey,
     stamp: u64,
 }
 
@@ -106,7 +106,7 @@ impl Ticket {
     ) -> Self {
         Self {
             engine: engine.index(),
-            key: Key::new(policy, rank, tag),
+            key: MatchKey::new(policy, rank, tag),
             stamp: number | Self::PARKED,
         }
     }
@@ -149,7 +149,7 @@ impl MatchingEngine {
         taken: impl FnOnce(P, &mut Receive) -> T,
         keep: impl FnOnce(P) -> Content,
     ) -> Option<T> {
-        let key = Key::new(policy, from, tag);
+        let key = MatchKey::new(policy, from, tag);
         let keep_as = |payload| Unexpected { from, tag, content: keep(payload) };
         self.0.table.meet_b(key, payload, taken, keep_as).ok()
     }
@@ -167,7 +167,7 @@ impl MatchingEngine {
         tag: Tag,
         fill: impl FnOnce(&mut Receive),
     ) -> Result<Unexpected, Ticket> {
-        let key = Key::new(policy, rank, tag);
+        let key = MatchKey::new(policy, rank, tag);
         self.0.table.meet_a(key, fill).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
     }
 
@@ -181,7 +181,7 @@ impl MatchingEngine {
         tag: Tag,
         ends: impl FnOnce(&mut Receive) -> bool,
     ) -> bool {
-        self.0.table.take_first(Key::new(policy, from, tag), ends)
+        self.0.table.take_first(MatchKey::new(policy, from, tag), ends)
     }
 
     /// Gives receives to messages of one sender, tag and policy, in order, at most `most`. `taken`
@@ -195,7 +195,7 @@ impl MatchingEngine {
         most: usize,
         taken: impl FnMut(usize, &mut Receive),
     ) -> usize {
-        self.0.table.take_run(Key::new(policy, from, tag), most, taken)
+        self.0.table.take_run(MatchKey::new(policy, from, tag), most, taken)
     }
 
     /// Takes a receive out that waits. `None`: it has met its message, or has ended.
@@ -205,7 +205,7 @@ impl MatchingEngine {
 
     /// Returns the message that the next receive of this key would meet.
     pub(crate) fn probe(&self, policy: Matching, rank: Rank, tag: Tag) -> Option<Envelope> {
-        self.0.table.peek_a(Key::new(policy, rank, tag), Unexpected::envelope)
+        self.0.table.peek_a(MatchKey::new(policy, rank, tag), Unexpected::envelope)
     }
 
     /// Describes messages that have come before their receives, at most `most`.
@@ -218,7 +218,7 @@ impl MatchingEngine {
     }
 
     /// Describes the partner that a message or a receive waits for.
-    fn partner(&self, partner: &str, key: Key) -> String {
+    fn partner(&self, partner: &str, key: MatchKey) -> String {
         let policy = key.policy();
         match self.0.index {
             DEFAULT_ENGINE => format!("{partner} (Matching::{policy:?})"),

@@ -53,13 +53,13 @@ impl Matching {
 
 /// The key of a lookup: two words, which are compared and hashed as such.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Key {
+pub(crate) struct MatchKey {
     /// The policy's code above the rank.
     who: u64,
     tag: u64,
 }
 
-impl Key {
+impl MatchKey {
     #[inline(always)]
     pub(crate) fn new(policy: Matching, rank: Rank, tag: Tag) -> Self {
         let rank = if policy.looks_at_rank() { rank.0 } else { 0 };

@@ -1,6 +1,6 @@
 //! A hash table of queues, in shards.
 
-use super::Key;
+use super::MatchKey;
 use carrack_transports::mem::prefetch::prefetch;
 use carrack_transports::sync::BiasedLock;
 
@@ -16,14 +16,14 @@ const NIL: usize = usize::MAX;
 /// Values of two sorts that wait for each other under a key. Under one key only one sort waits at a
 /// time.
 pub(crate) struct Table<A, B> {
-    shards: Box<[BiasedLock<Shard<A, B>>; SHARDS]>,
+    shards: Box<[BiasedLock<MatchShard<A, B>>; SHARDS]>,
 }
 
 /// Places in one vector, linked by their numbers. Values of one key form a line, first in, first
 /// out; the bucket links the heads of lines. So a value is written once and read once, and only
 /// further places need an allocation.
-struct Shard<A, B> {
-    places: Vec<Place<A, B>>,
+struct MatchShard<A, B> {
+    places: Vec<MatchPlace<A, B>>,
     free: usize,
     /// The head of the first line of each bucket.
     buckets: Vec<usize>,
@@ -32,8 +32,8 @@ struct Shard<A, B> {
     stamps: u64,
 }
 
-struct Place<A, B> {
-    key: Key,
+struct MatchPlace<A, B> {
+    key: MatchKey,
     /// Head of the next line in the bucket, for the head of a line; the next free place, for a free
     /// one.
     below: usize,
@@ -43,30 +43,30 @@ struct Place<A, B> {
     last: usize,
     /// Number that tells the value from others that waited here under the same key.
     stamp: u64,
-    held: Held,
+    held: ValueSort,
     /// A free place keeps an emptied `B`: the next one is filled in field by field, and not moved.
-    value: Value<A, B>,
+    value: MatchValue<A, B>,
 }
 
 /// The sort of value that waits in a place.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum ValueSort {
     Nothing,
     A,
     B,
 }
 
-enum Value<A, B> {
+enum MatchValue<A, B> {
     A(A),
     B(B),
 }
 
-impl<A, B: Default> Place<A, B> {
+impl<A, B: Default> MatchPlace<A, B> {
     /// Puts in an `A`.
     #[inline]
     fn put_a(&mut self, value: A) {
-        self.held = Held::A;
-        let emptied = std::mem::replace(&mut self.value, Value::A(value));
+        self.held = ValueSort::A;
+        let emptied = std::mem::replace(&mut self.value, MatchValue::A(value));
         // There is nothing in it to be dropped, which only this line knows.
         std::mem::forget(emptied);
     }
@@ -74,8 +74,8 @@ impl<A, B: Default> Place<A, B> {
     /// Lets a `B` be filled in.
     #[inline(always)]
     fn put_b(&mut self, fill: impl FnOnce(&mut B)) {
-        self.held = Held::B;
-        if let Value::B(place) = &mut self.value {
+        self.held = ValueSort::B;
+        if let MatchValue::B(place) = &mut self.value {
             fill(place);
         }
     }
@@ -83,33 +83,33 @@ impl<A, B: Default> Place<A, B> {
     /// Takes the `A` out.
     #[inline]
     fn take_a(&mut self) -> Option<A> {
-        self.held = Held::Nothing;
-        match std::mem::replace(&mut self.value, Value::B(B::default())) {
-            Value::A(value) => Some(value),
-            Value::B(_) => None,
+        self.held = ValueSort::Nothing;
+        match std::mem::replace(&mut self.value, MatchValue::B(B::default())) {
+            MatchValue::A(value) => Some(value),
+            MatchValue::B(_) => None,
         }
     }
 
     /// Lets the `B` be emptied.
     #[inline(always)]
     fn empty_b<T>(&mut self, empty: impl FnOnce(&mut B) -> T) -> Option<T> {
-        self.held = Held::Nothing;
+        self.held = ValueSort::Nothing;
         match &mut self.value {
-            Value::A(_) => None,
-            Value::B(place) => Some(empty(place)),
+            MatchValue::A(_) => None,
+            MatchValue::B(place) => Some(empty(place)),
         }
     }
 
     /// Returns the `B` that waits here.
     fn b(&self) -> Option<&B> {
         match &self.value {
-            Value::B(value) if self.held == Held::B => Some(value),
+            MatchValue::B(value) if self.held == ValueSort::B => Some(value),
             _ => None,
         }
     }
 }
 
-impl<A, B: Default> Shard<A, B> {
+impl<A, B: Default> MatchShard<A, B> {
     fn new() -> Self {
         Self { places: Vec::new(), free: NIL, buckets: Vec::new(), lines: 0, stamps: 0 }
     }
@@ -122,7 +122,7 @@ impl<A, B: Default> Shard<A, B> {
 
     /// Returns the head of a key's line, and the head above it in the bucket.
     #[inline]
-    fn find(&self, key: &Key, hash: u64) -> Option<(usize, usize)> {
+    fn find(&self, key: &MatchKey, hash: u64) -> Option<(usize, usize)> {
         let mut above = NIL;
         let mut at = *self.buckets.get(self.bucket(hash))?;
         while let Some(place) = self.places.get(at) {
@@ -136,7 +136,7 @@ impl<A, B: Default> Shard<A, B> {
 
     /// Begins a line with an empty place, or adds one to the end of the line.
     #[inline(always)]
-    fn occupy(&mut self, key: Key, hash: u64, head: Option<usize>) -> &mut Place<A, B> {
+    fn occupy(&mut self, key: MatchKey, hash: u64, head: Option<usize>) -> &mut MatchPlace<A, B> {
         if head.is_none() && self.lines >= self.buckets.len() {
             self.grow();
         }
@@ -163,10 +163,17 @@ impl<A, B: Default> Shard<A, B> {
 
     /// Makes one more place, a free one.
     #[cold]
-    fn extend(&mut self, key: Key) -> usize {
-        let value = Value::B(B::default());
-        let place =
-            Place { key, below: NIL, behind: NIL, last: NIL, stamp: 0, held: Held::Nothing, value };
+    fn extend(&mut self, key: MatchKey) -> usize {
+        let value = MatchValue::B(B::default());
+        let place = MatchPlace {
+            key,
+            below: NIL,
+            behind: NIL,
+            last: NIL,
+            stamp: 0,
+            held: ValueSort::Nothing,
+            value,
+        };
         self.places.push(place);
         self.places.len() - 1
     }
@@ -175,7 +182,7 @@ impl<A, B: Default> Shard<A, B> {
     /// receives posted it is in no near cache.
     #[inline(always)]
     fn fetch(&self, at: usize) {
-        prefetch(self.places.as_ptr().wrapping_add(at).cast(), size_of::<Place<A, B>>());
+        prefetch(self.places.as_ptr().wrapping_add(at).cast(), size_of::<MatchPlace<A, B>>());
     }
 
     /// Frees the emptied head of a line.
@@ -220,9 +227,9 @@ impl<A, B: Default> Shard<A, B> {
         &mut self,
         (head, above): (usize, usize),
         hash: u64,
-        mut take: impl FnMut(&mut Place<A, B>) -> bool,
+        mut take: impl FnMut(&mut MatchPlace<A, B>) -> bool,
     ) {
-        let Place { below, last, .. } = self.places[head];
+        let MatchPlace { below, last, .. } = self.places[head];
         let mut next = head;
         while let Some(place) = self.places.get(next) {
             self.fetch(place.behind);
@@ -310,7 +317,7 @@ impl<A, B: Default> Shard<A, B> {
 
 impl<A, B: Default> Table<A, B> {
     pub(crate) fn new() -> Self {
-        Self { shards: Box::new(std::array::from_fn(|_| BiasedLock::new(Shard::new()))) }
+        Self { shards: Box::new(std::array::from_fn(|_| BiasedLock::new(MatchShard::new()))) }
     }
 
     /// Takes the oldest `B`s under the key, at most `most`, and gives each in place to `taken`: a
@@ -319,7 +326,7 @@ impl<A, B: Default> Table<A, B> {
     #[inline(always)]
     pub(crate) fn take_run(
         &self,
-        key: Key,
+        key: MatchKey,
         most: usize,
         mut taken: impl FnMut(usize, &mut B),
     ) -> usize {
@@ -328,7 +335,7 @@ impl<A, B: Default> Table<A, B> {
         let Some(line) = shard.find(&key, hash) else { return 0 };
         let mut count = 0;
         shard.advance(line, hash, |place| {
-            let takes = count < most && place.held == Held::B;
+            let takes = count < most && place.held == ValueSort::B;
             if takes {
                 place.empty_b(|value| taken(count, value));
                 count += 1;
@@ -341,16 +348,16 @@ impl<A, B: Default> Table<A, B> {
     /// Gives the oldest `B` under the key to `taken`, as [`take_run`](Self::take_run), and takes it
     /// if the result is `true`. Otherwise it waits on. Returns the result, `false` without a `B`.
     #[inline(always)]
-    pub(crate) fn take_first(&self, key: Key, taken: impl FnOnce(&mut B) -> bool) -> bool {
+    pub(crate) fn take_first(&self, key: MatchKey, taken: impl FnOnce(&mut B) -> bool) -> bool {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
         let Some((head, above)) = shard.find(&key, hash) else { return false };
         let place = &mut shard.places[head];
-        let Value::B(value) = &mut place.value else { return false };
-        if place.held != Held::B || !taken(value) {
+        let MatchValue::B(value) = &mut place.value else { return false };
+        if place.held != ValueSort::B || !taken(value) {
             return false;
         }
-        place.held = Held::Nothing;
+        place.held = ValueSort::Nothing;
         shard.free_head((head, above), hash);
         true
     }
@@ -363,7 +370,7 @@ impl<A, B: Default> Table<A, B> {
     #[inline(always)]
     pub(crate) fn meet_b<R, T>(
         &self,
-        key: Key,
+        key: MatchKey,
         value: R,
         taken: impl FnOnce(R, &mut B) -> T,
         keep_as: impl FnOnce(R) -> A,
@@ -372,7 +379,7 @@ impl<A, B: Default> Table<A, B> {
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash);
         if let Some((head, above)) = line
-            && shard.places[head].held == Held::B
+            && shard.places[head].held == ValueSort::B
         {
             let (mut given, mut result) = (Some((value, taken)), None);
             shard.advance((head, above), hash, |place| {
@@ -392,12 +399,12 @@ impl<A, B: Default> Table<A, B> {
     /// # Errors
     /// The stamp of the value that waits.
     #[inline(always)]
-    pub(crate) fn meet_a(&self, key: Key, fill: impl FnOnce(&mut B)) -> Result<A, u64> {
+    pub(crate) fn meet_a(&self, key: MatchKey, fill: impl FnOnce(&mut B)) -> Result<A, u64> {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash);
         if let Some((head, above)) = line
-            && shard.places[head].held == Held::A
+            && shard.places[head].held == ValueSort::A
         {
             let mut theirs = None;
             shard.advance((head, above), hash, |place| {
@@ -413,13 +420,13 @@ impl<A, B: Default> Table<A, B> {
     }
 
     #[inline(always)]
-    fn shard(&self, hash: u64) -> &BiasedLock<Shard<A, B>> {
+    fn shard(&self, hash: u64) -> &BiasedLock<MatchShard<A, B>> {
         // The upper bits: the lower ones select the bucket.
         &self.shards[(hash >> 58) as usize % SHARDS]
     }
 
     /// Takes out the `B` that has this stamp, if it still waits.
-    pub(crate) fn pluck_b(&self, key: Key, stamp: u64) -> Option<B> {
+    pub(crate) fn pluck_b(&self, key: MatchKey, stamp: u64) -> Option<B> {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash)?;
@@ -427,21 +434,21 @@ impl<A, B: Default> Table<A, B> {
     }
 
     /// Looks at the `A` that the next `B` of this key would meet.
-    pub(crate) fn peek_a<R>(&self, key: Key, look: impl FnOnce(&A) -> R) -> Option<R> {
+    pub(crate) fn peek_a<R>(&self, key: MatchKey, look: impl FnOnce(&A) -> R) -> Option<R> {
         let hash = hash(&key);
         let shard = self.shard(hash).lock();
         let (head, _) = shard.find(&key, hash)?;
         match &shard.places[head].value {
-            Value::A(value) => Some(look(value)),
-            Value::B(_) => None,
+            MatchValue::A(value) => Some(look(value)),
+            MatchValue::B(_) => None,
         }
     }
 
     /// Looks at some of the `A`s that wait, at most `most`, a shard at a time.
-    pub(crate) fn some_a(&self, mut most: usize, mut look: impl FnMut(Key, &A)) {
+    pub(crate) fn some_a(&self, mut most: usize, mut look: impl FnMut(MatchKey, &A)) {
         for shard in self.shards.iter() {
             for place in &shard.lock().places {
-                let Value::A(value) = &place.value else { continue };
+                let MatchValue::A(value) = &place.value else { continue };
                 if most == 0 {
                     return;
                 }
@@ -452,7 +459,7 @@ impl<A, B: Default> Table<A, B> {
     }
 
     /// Looks at every `B` that waits, a shard at a time.
-    pub(crate) fn each_b(&self, mut look: impl FnMut(Key, &B)) {
+    pub(crate) fn each_b(&self, mut look: impl FnMut(MatchKey, &B)) {
         for shard in self.shards.iter() {
             for place in &shard.lock().places {
                 if let Some(value) = place.b() {
@@ -463,13 +470,13 @@ impl<A, B: Default> Table<A, B> {
     }
 
     /// Takes out every `B` whose key is selected.
-    pub(crate) fn take_b(&self, which: impl Fn(&Key) -> bool) -> Vec<B> {
+    pub(crate) fn take_b(&self, which: impl Fn(&MatchKey) -> bool) -> Vec<B> {
         let mut taken = Vec::new();
         for shard in self.shards.iter() {
             let mut shard = shard.lock();
             for head in shard.heads() {
-                let Place { key, held, .. } = &shard.places[head];
-                if *held != Held::B || !which(key) {
+                let MatchPlace { key, held, .. } = &shard.places[head];
+                if *held != ValueSort::B || !which(key) {
                     continue;
                 }
                 let (key, hash) = (*key, hash(key));
@@ -515,9 +522,9 @@ impl<A, B: Default> Table<A, B> {
         for shard in self.shards.iter() {
             for place in &shard.lock().places {
                 match place.held {
-                    Held::Nothing => {}
-                    Held::A => count.0 += 1,
-                    Held::B => count.1 += 1,
+                    ValueSort::Nothing => {}
+                    ValueSort::A => count.0 += 1,
+                    ValueSort::B => count.1 += 1,
                 }
             }
         }
@@ -528,7 +535,7 @@ impl<A, B: Default> Table<A, B> {
 /// Hashes by one multiplication, folded, as in wyhash. Keys come from ranks of one job, which
 /// share a secret. A hostile rank could only make its own messages slow to match.
 #[inline(always)]
-fn hash(key: &Key) -> u64 {
+fn hash(key: &MatchKey) -> u64 {
     let (who, tag) = (key.who ^ 0x9e37_79b9_7f4a_7c15, key.tag ^ 0xd6e8_feb8_6659_fd93);
     let product = u128::from(who) * u128::from(tag);
     (product >> 64) as u64 ^ product as u64

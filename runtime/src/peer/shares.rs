@@ -105,13 +105,13 @@ impl Share {
     }
 
     /// Returns the state of the pieces that the sender took, after all are taken.
-    pub(crate) fn others(&self) -> Others {
+    pub(crate) fn others(&self) -> OtherPieces {
         match self.split().map_or(State::Settled, Split::state) {
-            State::Waiting => Others::Waiting,
-            State::Settled => Others::Settled,
+            State::Waiting => OtherPieces::Waiting,
+            State::Settled => OtherPieces::Settled,
             State::Failed(back) => {
                 let first = self.division.units().saturating_sub(back);
-                Others::Failed(self.division.range(Piece { first, count: back }).0)
+                OtherPieces::Failed(self.division.range(Piece { first, count: back }).0)
             }
         }
     }
@@ -136,7 +136,7 @@ impl Drop for Share {
 
 /// See [`Share::others`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Others {
+pub(crate) enum OtherPieces {
     /// Some are still being written.
     Waiting,
     /// All are written.

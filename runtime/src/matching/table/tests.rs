@@ -4,8 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::Arc;
 
-fn key(policy: Matching, rank: u32, tag: u64) -> Key {
-    Key::new(policy, Rank(rank), Tag(tag))
+fn key(policy: Matching, rank: u32, tag: u64) -> MatchKey {
+    MatchKey::new(policy, Rank(rank), Tag(tag))
 }
 
 #[test]
@@ -61,7 +61,7 @@ proptest! {
         steps in vec((0_u8..9, 0_u8..4, 0_u32..3, 0_u64..40), 0..1000),
     ) {
         let table: Table<usize, usize> = Table::new();
-        let mut model = (Vec::<(Key, usize)>::new(), Vec::<(Key, usize)>::new());
+        let mut model = (Vec::<(MatchKey, usize)>::new(), Vec::<(MatchKey, usize)>::new());
         let mut stamps = Vec::new();
         for (at, (what, policy, rank, tag)) in steps.into_iter().enumerate() {
             let key = key(Matching::from_code(policy).unwrap(), rank, tag);
