@@ -12,7 +12,7 @@ use crate::peer::{Absent, Suspects};
 use crate::protocol::flow::Hold;
 use crate::region::Regions;
 use crate::staging::Staging;
-use crate::undelivered::Unexpected;
+use crate::undelivered::UnexpectedBudget;
 use carrack_transports::mem::KnownMemory;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::ops::Deref;
@@ -30,7 +30,7 @@ pub(crate) struct Carrier {
     /// Lock that is held while XOFF of a peer to one device is noted for all devices.
     noting_off: Mutex<()>,
     /// Messages that wait for their receives.
-    pub(crate) unexpected: Unexpected,
+    pub(crate) unexpected: UnexpectedBudget,
     pub(crate) absent: Absent,
     pub(crate) suspects: Suspects,
     pub(crate) boards: Boards,
@@ -63,7 +63,7 @@ impl Carrier {
             making_devices: Mutex::new(()),
             regions: Arc::new(Regions::new()),
             noting_off: Mutex::new(()),
-            unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
+            unexpected: UnexpectedBudget::new(settings.unexpected(), settings.packet_size()),
             absent: Absent::new(),
             suspects: Suspects::new(chores),
             boards: Boards::new(local.rank, local.size),

@@ -10,7 +10,7 @@ use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::Rank;
-use crate::op::{Ended, Ending, Entry, Few, Flow, Holder, Kind, OpContext, PendingOp, Taken};
+use crate::op::{Ended, Ending, Few, Flow, Holder, OpContext, OpEntry, OpKind, PendingOp, Taken};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, TransferVerdict};
 use crate::undelivered::About;
@@ -60,7 +60,7 @@ pub(crate) struct Flush {
     pub(crate) releases: Option<u64>,
 }
 
-impl Entry for InFlight {
+impl OpEntry for InFlight {
     type Event = Event;
 
     fn peer(&self) -> Rank {
@@ -71,11 +71,11 @@ impl Entry for InFlight {
         }
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> OpKind {
         match self {
             Self::Tx(tx) => tx.kind(),
             Self::Rx(rx) => rx.kind(),
-            Self::Flush(_) => Kind::Flush,
+            Self::Flush(_) => OpKind::Flush,
         }
     }
 

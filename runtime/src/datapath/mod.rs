@@ -55,7 +55,7 @@ pub(crate) use words::{Asked, Change};
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
-use crate::op::{Kind, OpTable};
+use crate::op::{OpKind, OpTable};
 use crate::protocol::header::Message;
 use carrack_transports::contract::Header;
 use in_flight::InFlight;
@@ -127,7 +127,7 @@ impl Transfers {
 
     /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
-        let is_meant = |name, kind| kind == Kind::Memory && name < before;
+        let is_meant = |name, kind| kind == OpKind::Memory && name < before;
         self.table.count_of(peer, is_meant) > 0 || self.packed.has(peer, before)
     }
 

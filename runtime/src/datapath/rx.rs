@@ -9,7 +9,7 @@ use super::tx::abandon;
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::Rank;
-use crate::op::{Flow, Kind, PendingOp};
+use crate::op::{Flow, OpKind, PendingOp};
 use crate::protocol::rndv::{Actions, Limits, RndvReceiver, RxAction, RxEvent, Scheme, Violation};
 use crate::protocol::wire::{Control, TransferVerdict};
 use carrack_transports::contract::{Exposed, ExposedChunks, Payload, PeerMemoryError};
@@ -57,7 +57,7 @@ impl RxOp {
         self.from
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> OpKind {
         self.target.kind()
     }
 

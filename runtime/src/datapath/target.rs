@@ -5,7 +5,7 @@ use crate::comp::Completion;
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, Kind, OpContext};
+use crate::op::{Ended, OpContext, OpKind};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
@@ -39,14 +39,14 @@ impl Target {
         }
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> OpKind {
         match self {
-            Self::Get { .. } => Kind::Memory,
+            Self::Get { .. } => OpKind::Memory,
             Self::Receive { .. }
             | Self::Nowhere
             | Self::Am { .. }
             | Self::Put { .. }
-            | Self::Pieces { .. } => Kind::Message,
+            | Self::Pieces { .. } => OpKind::Message,
         }
     }
 

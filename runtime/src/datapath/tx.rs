@@ -9,7 +9,7 @@ use crate::comp::Completion;
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, Flow, Kind, Next, OnLink, OpContext, PendingOp};
+use crate::op::{Continuation, Ended, Flow, OnLink, OpContext, OpKind, PendingOp};
 use crate::peer::route::Linked;
 use crate::protocol::header::Message;
 use crate::protocol::rndv::{
@@ -126,10 +126,10 @@ impl TxOp {
         self.op.deadline
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> OpKind {
         match self.tx.duty() {
-            Duty::Memory => Kind::Memory,
-            Duty::Message | Duty::Answer => Kind::Message,
+            Duty::Memory => OpKind::Memory,
+            Duty::Message | Duty::Answer => OpKind::Message,
         }
     }
 
@@ -367,7 +367,7 @@ impl TxOp {
             Err(error) => return TxEvent::Failed(error),
         };
         let op = OpContext::of_runtime(rank, self.op.tag, len, None);
-        let next = Next::Chunk { name: self.tx.name(), window };
+        let next = Continuation::Chunk { name: self.tx.name(), window };
         let Ok(token) = device.outstanding.insert(OnLink { op, next }) else {
             return TxEvent::ChunkBusy;
         };

@@ -10,6 +10,6 @@ mod table;
 pub(crate) use context::{Ended, OpContext};
 pub(crate) use few::Few;
 pub(crate) use holder::{Ending, Holder};
-pub(crate) use on_link::{Next, OnLink, OnLinks};
+pub(crate) use on_link::{Continuation, OnLink, OnLinks};
 pub use pending::PendingOp;
-pub(crate) use table::{Entry, Flow, Kind, OpTable, Taken};
+pub(crate) use table::{Flow, OpEntry, OpKind, OpTable, Taken};

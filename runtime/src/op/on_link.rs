@@ -11,11 +11,11 @@ const MOST: usize = 256;
 /// An operation that a link has.
 pub(crate) struct OnLink {
     pub(crate) op: OpContext,
-    pub(crate) next: Next,
+    pub(crate) next: Continuation,
 }
 
 /// The step that follows the end of an operation.
-pub(crate) enum Next {
+pub(crate) enum Continuation {
     /// The completion object is signalled.
     Complete,
     /// The completion object of an operation on the peer's memory is signalled. Flushes wait for
@@ -29,7 +29,7 @@ pub(crate) enum Next {
 
 impl OnLink {
     pub(crate) fn of(op: OpContext) -> Self {
-        Self { op, next: Next::Complete }
+        Self { op, next: Continuation::Complete }
     }
 }
 
@@ -52,7 +52,7 @@ impl OnLinks {
     /// The limit is reached: the operation is given back.
     #[allow(clippy::result_large_err, reason = "the error is the operation that did not fit")]
     pub(crate) fn insert(&self, on_link: OnLink) -> Result<u64, OnLink> {
-        let is_on_memory = matches!(on_link.next, Next::Memory { .. });
+        let is_on_memory = matches!(on_link.next, Continuation::Memory { .. });
         let token = self.all.insert(on_link)?;
         if is_on_memory {
             self.on_memory.fetch_add(1, Ordering::AcqRel);
@@ -63,7 +63,7 @@ impl OnLinks {
     /// Removes an operation that has ended, or was not begun.
     pub(crate) fn take(&self, token: u64) -> Option<OnLink> {
         let taken = self.all.take(token)?;
-        if matches!(taken.next, Next::Memory { .. }) {
+        if matches!(taken.next, Continuation::Memory { .. }) {
             self.on_memory.fetch_sub(1, Ordering::AcqRel);
         }
         Some(taken)
@@ -74,7 +74,7 @@ impl OnLinks {
         self.on_memory.load(Ordering::Acquire) > 0
             && self.all.any(|one| {
                 one.op.rank == peer
-                    && matches!(one.next, Next::Memory { name, .. } if name < before)
+                    && matches!(one.next, Continuation::Memory { name, .. } if name < before)
             })
     }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 const SHARDS: usize = 16;
 
 /// An operation in a table.
-pub(crate) trait Entry: Sized {
+pub(crate) trait OpEntry: Sized {
     /// Events of an operation.
     type Event;
 
@@ -32,7 +32,7 @@ pub(crate) trait Entry: Sized {
     fn peer(&self) -> Rank;
 
     /// Returns the facts by which operations are counted, the same for all its life.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> OpKind;
 
     /// Returns its deadline.
     fn deadline(&self) -> Deadline;
@@ -40,7 +40,7 @@ pub(crate) trait Entry: Sized {
 
 /// The facts by which operations are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum OpKind {
     /// A message, or an operation that the peer has asked for.
     Message,
     /// An operation of this rank on the peer's memory: flushes wait for it.
@@ -50,7 +50,7 @@ pub(crate) enum Kind {
 }
 
 /// The result of a lookup by name.
-pub(crate) enum Taken<E: Entry> {
+pub(crate) enum Taken<E: OpEntry> {
     /// The operation, and the event to handle.
     Out(Box<E>, E::Event),
     /// Another thread carries the operation on, and handles the event next.
@@ -60,7 +60,7 @@ pub(crate) enum Taken<E: Entry> {
 }
 
 /// An operation that could not be added, and the end of its peer if that is why.
-pub(crate) type Refused<E> = (Box<E>, Option<DownCause>);
+pub(crate) type RefusedOp<E> = (Box<E>, Option<DownCause>);
 
 /// The state of an operation after a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,19 +72,19 @@ pub(crate) enum Flow {
 }
 
 /// See the module.
-pub(crate) struct OpTable<E: Entry> {
-    shards: [BiasedLock<Shard<E>>; SHARDS],
+pub(crate) struct OpTable<E: OpEntry> {
+    shards: [BiasedLock<OpShard<E>>; SHARDS],
     count: AtomicUsize,
     next: AtomicU64,
 }
 
-struct Shard<E: Entry> {
-    slots: HashMap<(Rank, u64), Slot<E>, BuildHasherDefault<KeyHasher>>,
+struct OpShard<E: OpEntry> {
+    slots: HashMap<(Rank, u64), OpSlot<E>, BuildHasherDefault<KeyHasher>>,
     down: HashMap<Rank, DownCause>,
 }
 
-struct Slot<E: Entry> {
-    kind: Kind,
+struct OpSlot<E: OpEntry> {
+    kind: OpKind,
     /// Deadline, until it has passed once.
     deadline: Deadline,
     /// `None` while a thread carries it on.
@@ -117,9 +117,10 @@ impl Hasher for KeyHasher {
     }
 }
 
-impl<E: Entry> Default for OpTable<E> {
+impl<E: OpEntry> Default for OpTable<E> {
     fn default() -> Self {
-        let shard = |_| BiasedLock::new(Shard { slots: HashMap::default(), down: HashMap::new() });
+        let shard =
+            |_| BiasedLock::new(OpShard { slots: HashMap::default(), down: HashMap::new() });
         Self {
             shards: std::array::from_fn(shard),
             count: AtomicUsize::new(0),
@@ -128,9 +129,9 @@ impl<E: Entry> Default for OpTable<E> {
     }
 }
 
-impl<E: Entry> OpTable<E> {
+impl<E: OpEntry> OpTable<E> {
     #[inline]
-    fn shard(&self, peer: Rank) -> BiasedGuard<'_, Shard<E>> {
+    fn shard(&self, peer: Rank) -> BiasedGuard<'_, OpShard<E>> {
         self.shards[peer.0 as usize % SHARDS].lock()
     }
 
@@ -143,7 +144,7 @@ impl<E: Entry> OpTable<E> {
     ///
     /// # Errors
     /// Its peer is gone; or, without a cause, the name is taken.
-    pub(crate) fn insert(&self, name: u64, entry: Box<E>) -> Result<(), Refused<E>> {
+    pub(crate) fn insert(&self, name: u64, entry: Box<E>) -> Result<(), RefusedOp<E>> {
         self.add(name, entry, false).map(|_| ())
     }
 
@@ -157,7 +158,7 @@ impl<E: Entry> OpTable<E> {
         name: u64,
         entry: Box<E>,
         is_out: bool,
-    ) -> Result<Option<Box<E>>, Refused<E>> {
+    ) -> Result<Option<Box<E>>, RefusedOp<E>> {
         let (peer, kind, deadline) = (entry.peer(), entry.kind(), entry.deadline());
         let mut shard = self.shard(peer);
         if let Some(cause) = shard.down.get(&peer).cloned() {
@@ -165,7 +166,7 @@ impl<E: Entry> OpTable<E> {
         }
         let Vacant(place) = shard.slots.entry((peer, name)) else { return Err((entry, None)) };
         let (entry, out) = if is_out { (None, Some(entry)) } else { (Some(entry), None) };
-        place.insert(Slot { kind, deadline, entry, events: None });
+        place.insert(OpSlot { kind, deadline, entry, events: None });
         self.count.fetch_add(1, Ordering::AcqRel);
         Ok(out)
     }
@@ -300,13 +301,13 @@ impl<E: Entry> OpTable<E> {
     }
 
     /// Returns the number of operations with a peer that `is_meant`.
-    pub(crate) fn count_of(&self, peer: Rank, is_meant: impl Fn(u64, Kind) -> bool) -> usize {
+    pub(crate) fn count_of(&self, peer: Rank, is_meant: impl Fn(u64, OpKind) -> bool) -> usize {
         if self.count() == 0 {
             return 0;
         }
         let shard = self.shard(peer);
         let is_meant =
-            |(at, slot): &(&(Rank, u64), &Slot<E>)| at.0 == peer && is_meant(at.1, slot.kind);
+            |(at, slot): &(&(Rank, u64), &OpSlot<E>)| at.0 == peer && is_meant(at.1, slot.kind);
         shard.slots.iter().filter(is_meant).count()
     }
 
@@ -330,21 +331,21 @@ mod tests {
     use parking_lot::Mutex;
     use std::time::Duration;
 
-    struct Op {
+    struct TestOp {
         peer: Rank,
         deadline: Deadline,
         seen: Vec<u32>,
     }
 
-    impl Entry for Op {
+    impl OpEntry for TestOp {
         type Event = u32;
 
         fn peer(&self) -> Rank {
             self.peer
         }
 
-        fn kind(&self) -> Kind {
-            Kind::Message
+        fn kind(&self) -> OpKind {
+            OpKind::Message
         }
 
         fn deadline(&self) -> Deadline {
@@ -352,8 +353,8 @@ mod tests {
         }
     }
 
-    fn op(peer: u32) -> Box<Op> {
-        Box::new(Op { peer: Rank(peer), deadline: Deadline::NEVER, seen: Vec::new() })
+    fn op(peer: u32) -> Box<TestOp> {
+        Box::new(TestOp { peer: Rank(peer), deadline: Deadline::NEVER, seen: Vec::new() })
     }
 
     #[test]
@@ -419,7 +420,7 @@ mod tests {
         let (back, cause) = table.insert(table.name(), op(1)).err().unwrap();
         assert_eq!((back.peer, cause), (Rank(1), Some(DownCause::Closed)));
         assert!(table.insert(table.name(), op(same_shard)).is_ok(), "its shard's others stay");
-        assert_eq!(table.count_of(Rank(1), |_, kind| kind == Kind::Message), 2);
+        assert_eq!(table.count_of(Rank(1), |_, kind| kind == OpKind::Message), 2);
         assert_eq!(table.count_of(Rank(1), |name, _| name < names[2]), 1);
         assert_eq!(table.drain().len(), 5);
     }
@@ -429,7 +430,7 @@ mod tests {
         let (table, left) = (OpTable::default(), Deadlines::new(&Chores::default()));
         let early = Deadline::after(Duration::from_millis(1));
         let names = [table.name(), table.name()];
-        table.insert(names[0], Box::new(Op { deadline: early, ..*op(3) })).ok().unwrap();
+        table.insert(names[0], Box::new(TestOp { deadline: early, ..*op(3) })).ok().unwrap();
         table.insert(names[1], op(3)).ok().unwrap();
         let now = Deadline::after(Duration::from_secs(1));
         assert_eq!(table.expire(now, &left), [(Rank(3), names[0])]);
@@ -440,7 +441,7 @@ mod tests {
 
     #[test]
     fn threads_that_race_for_an_operation_lose_no_event() {
-        let table = OpTable::<Op>::default();
+        let table = OpTable::<TestOp>::default();
         let name = table.name();
         table.insert(name, op(1)).ok().unwrap();
         let seen = Mutex::new(Vec::new());

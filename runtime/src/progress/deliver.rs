@@ -8,7 +8,7 @@ use crate::datapath::{self, Reordered, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::{Next, OnLink};
+use crate::op::{Continuation, OnLink};
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Control, Rts};
 use crate::undelivered::About;
@@ -244,15 +244,15 @@ impl Pass<'_> {
         };
         let error = outcome.err().map(|failure| OpError::of(*failure, op.rank));
         match next {
-            Next::Chunk { name, window: at } => {
+            Continuation::Chunk { name, window: at } => {
                 self.on((op.rank, name), datapath::Event::ChunkEnded { at, failed: error });
                 return;
             }
-            Next::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {
+            Continuation::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {
                 let notify = Control::Notify { comp, tag, size: op.size as u64 };
                 self.device.control(self.inner, op.rank, notify);
             }
-            Next::Memory { .. } | Next::Complete => {}
+            Continuation::Memory { .. } | Continuation::Complete => {}
         }
         let (comp, status) = op.end(buffer, error);
         self.signal(comp.as_ref(), status);

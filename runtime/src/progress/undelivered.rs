@@ -7,7 +7,7 @@ use crate::datapath::{Port, Reordered, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::protocol::wire::{Rts, TransferVerdict};
-use crate::undelivered::{About, Delivery, Entry, Fetch, Kept, Obstacle, Queue};
+use crate::undelivered::{About, Delivery, Fetch, Kept, Obstacle, Queue, QueuedDelivery};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, PacketSource};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Pass<'_> {
     #[cold]
     fn keep_behind(&mut self, comp: &Arc<dyn Completion>, status: Status, about: About) {
         let what = self.charged(status, about);
-        self.add_undelivered(Entry { comp: comp.clone(), what }, None);
+        self.add_undelivered(QueuedDelivery { comp: comp.clone(), what }, None);
     }
 
     /// Tells a completion object of a message that has left the reorder queue, where it was in
@@ -83,7 +83,7 @@ impl Pass<'_> {
             },
         };
         let what = self.charged(status, About::Arrival);
-        self.add_with(Entry { comp, what }, why, Queue::insert_placed);
+        self.add_with(QueuedDelivery { comp, what }, why, Queue::insert_placed);
     }
 
     /// Keeps a status that its completion object has refused.
@@ -95,19 +95,19 @@ impl Pass<'_> {
         about: About,
     ) {
         let what = self.charged(status, about);
-        self.add_undelivered(Entry { comp: comp.clone(), what }, Some(Obstacle::Full));
+        self.add_undelivered(QueuedDelivery { comp: comp.clone(), what }, Some(Obstacle::Full));
     }
 
     #[cold]
-    fn add_undelivered(&mut self, entry: Entry, why: Option<Obstacle>) {
+    fn add_undelivered(&mut self, entry: QueuedDelivery, why: Option<Obstacle>) {
         self.add_with(entry, why, Queue::push);
     }
 
     fn add_with(
         &mut self,
-        entry: Entry,
+        entry: QueuedDelivery,
         why: Option<Obstacle>,
-        add: impl FnOnce(&mut Queue, Entry),
+        add: impl FnOnce(&mut Queue, QueuedDelivery),
     ) {
         let comp = entry.comp.clone();
         let complaint = self.device.undelivered.add(entry, why, add);
@@ -168,8 +168,8 @@ impl Pass<'_> {
             return Err(payload);
         }
         let what = self.charged_message(from, tag, self.settle(payload));
-        match self.device.undelivered.wait_behind(Entry { comp: comp.clone(), what }) {
-            Err(Entry { what: Delivery::Message { payload, kept, .. }, .. }) => {
+        match self.device.undelivered.wait_behind(QueuedDelivery { comp: comp.clone(), what }) {
+            Err(QueuedDelivery { what: Delivery::Message { payload, kept, .. }, .. }) => {
                 self.inner.unexpected.release_delivery(kept);
                 Err(payload)
             }
@@ -191,7 +191,7 @@ impl Pass<'_> {
             return false;
         }
         let what = Delivery::Rts { from, tag, rts };
-        self.add_undelivered(Entry { comp: comp.clone(), what }, None);
+        self.add_undelivered(QueuedDelivery { comp: comp.clone(), what }, None);
         true
     }
 
@@ -206,7 +206,7 @@ impl Pass<'_> {
     ) {
         let why = self.no_packet(why);
         let what = self.charged_message(from, tag, self.settle(payload));
-        self.add_undelivered(Entry { comp: comp.clone(), what }, Some(why));
+        self.add_undelivered(QueuedDelivery { comp: comp.clone(), what }, Some(why));
     }
 
     /// Retries the deliveries, until each object refuses.
@@ -225,7 +225,7 @@ impl Pass<'_> {
                     }
                 }
                 // Deliveries of other senders continue.
-                Some((Entry { what: Delivery::Fetch(..), .. }, _)) => {}
+                Some((QueuedDelivery { what: Delivery::Fetch(..), .. }, _)) => {}
                 Some(_) => at += 1,
             }
             let complaint = self.device.undelivered.put_back(&comp, back);
@@ -260,8 +260,8 @@ impl Pass<'_> {
     }
 
     /// Tries a delivery once more. Gives it back with the reason if it still has to wait.
-    fn deliver_again(&mut self, entry: Entry) -> Option<(Entry, Obstacle)> {
-        let Entry { comp, what } = entry;
+    fn deliver_again(&mut self, entry: QueuedDelivery) -> Option<(QueuedDelivery, Obstacle)> {
+        let QueuedDelivery { comp, what } = entry;
         let (status, kept, about) = match what {
             Delivery::Status(status, kept, about) => (status, kept, about),
             Delivery::Message { from, tag, payload, kept } => {
@@ -271,7 +271,10 @@ impl Pass<'_> {
                     Err((payload, why)) => {
                         let why = self.no_packet(why);
                         return Some((
-                            Entry { comp, what: Delivery::Message { from, tag, payload, kept } },
+                            QueuedDelivery {
+                                comp,
+                                what: Delivery::Message { from, tag, payload, kept },
+                            },
                             why,
                         ));
                     }
@@ -279,14 +282,14 @@ impl Pass<'_> {
             }
             // The entries of the reorder queue came before it.
             Delivery::Rts { .. } if self.device.reorder_queue.has_for(&comp) => {
-                return Some((Entry { comp, what }, Obstacle::InFlight));
+                return Some((QueuedDelivery { comp, what }, Obstacle::InFlight));
             }
             Delivery::Rts { from, tag, rts } => {
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
                 self.fetch_am(&comp, target, (from, tag), rts);
                 return Some((
-                    Entry { comp, what: Delivery::Fetch(fetch, from) },
+                    QueuedDelivery { comp, what: Delivery::Fetch(fetch, from) },
                     Obstacle::InFlight,
                 ));
             }
@@ -294,9 +297,10 @@ impl Pass<'_> {
         };
         match signal_about(about, Some(&comp), status) {
             Ok(()) => None,
-            Err(SignalError::Full(_, status)) => {
-                Some((Entry { comp, what: Delivery::Status(*status, kept, about) }, Obstacle::Full))
-            }
+            Err(SignalError::Full(_, status)) => Some((
+                QueuedDelivery { comp, what: Delivery::Status(*status, kept, about) },
+                Obstacle::Full,
+            )),
             Err(SignalError::Panicked(error)) => {
                 self.complain(error);
                 None

@@ -49,9 +49,9 @@ pub(crate) enum Knowledge {
 /// A peer's region, as one device knows it. A user of the place holds the lock until the NIC has
 /// the operation.
 #[derive(Debug)]
-pub(crate) struct Remote(RwLock<Knowledge>);
+pub(crate) struct RemoteRegion(RwLock<Knowledge>);
 
-impl Remote {
+impl RemoteRegion {
     pub(crate) fn look(&self) -> RwLockReadGuard<'_, Knowledge> {
         self.0.read()
     }
@@ -78,16 +78,16 @@ impl Remote {
 
 /// The regions of peers that a device has asked about.
 #[derive(Default)]
-pub(crate) struct Remotes(Mutex<HashMap<(Rank, u64), Arc<Remote>>>);
+pub(crate) struct Remotes(Mutex<HashMap<(Rank, u64), Arc<RemoteRegion>>>);
 
 impl Remotes {
-    fn all(&self) -> MutexGuard<'_, HashMap<(Rank, u64), Arc<Remote>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<(Rank, u64), Arc<RemoteRegion>>> {
         self.0.lock()
     }
 
     /// Returns the entry of a region.
-    pub(crate) fn of(&self, owner: Rank, number: u64) -> Arc<Remote> {
-        let fresh = || Arc::new(Remote(RwLock::new(Knowledge::Nothing)));
+    pub(crate) fn of(&self, owner: Rank, number: u64) -> Arc<RemoteRegion> {
+        let fresh = || Arc::new(RemoteRegion(RwLock::new(Knowledge::Nothing)));
         self.all().entry((owner, number)).or_insert_with(fresh).clone()
     }
 
@@ -125,7 +125,7 @@ pub(crate) trait Withdraws: Send + Sync {
 }
 
 /// A region of this rank that NICs of others reach.
-struct Shown {
+struct DirectRegion {
     exposed: Arc<dyn Exposed>,
     /// Its addresses.
     range: Range<usize>,
@@ -140,20 +140,20 @@ struct Shown {
 pub(super) struct AllTold {
     /// Places, with a count: that of regions in GPU memory whose GPUs need a flush before NICs'
     /// writes are visible.
-    told: Waiting<Told>,
+    told: Waiting<DirectRegions>,
     /// The number of regions that leave.
     leaving: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Told {
+struct DirectRegions {
     /// The entries by the region's number, one for each device.
-    standing: HashMap<u64, Vec<Shown>>,
+    standing: HashMap<u64, Vec<DirectRegion>>,
     /// Regions whose registration has ended, and that other ranks still know.
-    leaving: Vec<(u64, Shown)>,
+    leaving: Vec<(u64, DirectRegion)>,
 }
 
-impl Told {
+impl DirectRegions {
     /// Returns the GPUs that need a flush before NICs' writes are visible.
     fn flushes(&self) -> impl Iterator<Item = &Arc<dyn Gpu>> {
         let leaving = self.leaving.iter().map(|(_, one)| one);
@@ -166,12 +166,12 @@ impl AllTold {
         Self { told: Waiting::new(), leaving: AtomicUsize::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Told> {
+    fn lock(&self) -> MutexGuard<'_, DirectRegions> {
         self.told.lock()
     }
 
     /// Updates the counts after a region was shown or removed.
-    fn count(&self, told: &Told) {
+    fn count(&self, told: &DirectRegions) {
         self.told.set_count(told.flushes().count());
         self.leaving.store(told.leaving.len(), Ordering::Release);
     }
@@ -198,7 +198,8 @@ impl AllTold {
     /// Counts the ended registrations of a range of addresses that NICs of other ranks reach.
     pub(super) fn count_leaving(&self, range: &Range<usize>) -> usize {
         let told = self.lock();
-        let reaches = |one: &Shown| one.range.start < range.end && range.start < one.range.end;
+        let reaches =
+            |one: &DirectRegion| one.range.start < range.end && range.start < one.range.end;
         told.leaving.iter().filter(|(_, one)| reaches(one)).count()
     }
 }
@@ -217,22 +218,22 @@ impl Regions {
         let region;
         let mut told = self.told.lock();
         // Under the lock: if the registration ends from now on, the withdrawal finds the entry.
-        let words = self.words(number);
+        let agent = self.agent(number);
         region = self.find(number, 0, 0).ok()?.region().clone();
         let shown = told.standing.entry(number).or_default();
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
-            let exposed = match words {
+            let exposed = match agent {
                 // The NIC that is the coherence owner of its words has it registered, and is
                 // reached over any path of messages.
-                Some(words) => Ok(words.exposed),
+                Some(agent) => Ok(agent.exposed),
                 None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
             };
             match exposed {
                 Ok(exposed) => {
                     let range = region.addr()..region.addr().saturating_add(region.len());
                     let (through, by) = (Arc::downgrade(through), Vec::new());
-                    shown.push(Shown { exposed, range, device, through, by });
+                    shown.push(DirectRegion { exposed, range, device, through, by });
                 }
                 Err((why, _)) => {
                     tracing::info!(why, "a region is not made known to the NIC");
@@ -288,7 +289,7 @@ impl Regions {
     /// through none. The NIC deregisters a region without users.
     pub(crate) fn released_by(&self, rank: Rank, region: Option<u64>, device: Option<u32>) {
         let mut told = self.told.lock();
-        let is_released = |one: &Shown| device.is_none_or(|device| device == one.device);
+        let is_released = |one: &DirectRegion| device.is_none_or(|device| device == one.device);
         for (number, one) in &mut told.leaving {
             if is_released(one) && region.is_none_or(|region| region == *number) {
                 one.by.retain(|by| *by != rank);

@@ -1,6 +1,6 @@
 //! The registration of a region, with the coherence owner of its words.
 
-use super::table::Words;
+use super::table::NicAgent;
 use super::{Mr, Region, Regions};
 use crate::error::RegisterError;
 use crate::local::Local;
@@ -58,11 +58,11 @@ impl<'a> Registration<'a> {
         if let MemKind::Managed(_) = region.kind() {
             return Err(RawError::Managed { addr: region.addr() }.into());
         }
-        let words = match atomics {
+        let agent = match atomics {
             AtomicAgent::Owner => None,
             AtomicAgent::Nic => Some(expose_words(local, region)?),
         };
-        let (index, generation, keys) = regions.insert(region.clone(), words.clone())?;
+        let (index, generation, keys) = regions.insert(region.clone(), agent.clone())?;
         let mut mr = Mr {
             region: region.clone(),
             index,
@@ -72,7 +72,7 @@ impl<'a> Registration<'a> {
             regions: regions.clone(),
             job: local.job,
             rank: local.rank,
-            nic: words.map(|words| words.transport),
+            nic: agent.map(|agent| agent.transport),
         };
         for (transport, domain) in &local.domains {
             match domain.export(region) {
@@ -85,12 +85,12 @@ impl<'a> Registration<'a> {
 }
 
 /// Finds the first NIC that can be the coherence owner.
-fn expose_words(local: &Local, region: &Region) -> Result<Words, RegisterError> {
+fn expose_words(local: &Local, region: &Region) -> Result<NicAgent, RegisterError> {
     let mut reasons = Vec::new();
     for (transport, domain) in local.domains.iter().filter(|(_, domain)| domain.carries_messages())
     {
         match domain.expose_words(region) {
-            Ok(exposed) => return Ok(Words { transport, exposed: Arc::from(exposed) }),
+            Ok(exposed) => return Ok(NicAgent { transport, exposed: Arc::from(exposed) }),
             Err(why) => reasons.push(format!("{transport}: {why}")),
         }
     }

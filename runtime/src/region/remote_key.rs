@@ -1,7 +1,7 @@
 //! The remote key of a region.
 
 use super::AtomicAgent;
-use super::direct::{Remote, Remotes};
+use super::direct::{RemoteRegion, Remotes};
 use crate::error::RemoteKeyError;
 use crate::names::Rank;
 use crate::protocol::rkey::{RegionKey, RegionPart};
@@ -13,20 +13,20 @@ use std::sync::{Arc, OnceLock};
 /// share the mapping, which is made once.
 #[derive(Clone)]
 pub struct RemoteKey {
-    region: Arc<Named>,
+    region: Arc<NamedRegion>,
     part: RegionPart,
 }
 
-struct Named {
+struct NamedRegion {
     key: RegionKey,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
     /// The entry of the first device that asked: its runtime, its number, and its knowledge.
-    direct: OnceLock<((u64, u32), Arc<Remote>)>,
+    direct: OnceLock<((u64, u32), Arc<RemoteRegion>)>,
 }
 
 impl RemoteKey {
     pub(super) fn new(key: RegionKey, part: RegionPart) -> Self {
-        let named = Named { key, imported: OnceLock::new(), direct: OnceLock::new() };
+        let named = NamedRegion { key, imported: OnceLock::new(), direct: OnceLock::new() };
         Self { region: Arc::new(named), part }
     }
 
@@ -94,7 +94,11 @@ impl RemoteKey {
     }
 
     /// Returns a device's knowledge of its place, for its NIC.
-    pub(crate) fn direct(&self, runtime: u64, (device, remotes): (u32, &Remotes)) -> Arc<Remote> {
+    pub(crate) fn direct(
+        &self,
+        runtime: u64,
+        (device, remotes): (u32, &Remotes),
+    ) -> Arc<RemoteRegion> {
         let fresh = || remotes.of(self.region.key.owner, self.region.key.number);
         let (whose, remote) = self.region.direct.get_or_init(|| ((runtime, device), fresh()));
         if *whose == (runtime, device) { remote.clone() } else { fresh() }

@@ -16,7 +16,7 @@ const LIMIT: usize = 1 << 20;
 
 /// The table. A number carries a generation, so a late or forged one finds nothing.
 pub(crate) struct Regions {
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<Vec<RegionSlot>>,
     /// The regions that NICs of other ranks reach.
     pub(super) told: AllTold,
     /// The first generation: numbers of an earlier runtime of this rank do not recur.
@@ -28,13 +28,13 @@ pub(crate) struct Regions {
 
 /// A NIC that does the atomic operations on the words of a region.
 #[derive(Clone)]
-pub(super) struct Words {
+pub(super) struct NicAgent {
     pub(super) transport: &'static str,
     pub(super) exposed: Arc<dyn Exposed>,
 }
 
 #[derive(Default)]
-struct Slot {
+struct RegionSlot {
     generation: u32,
     region: Option<Registered>,
 }
@@ -44,7 +44,7 @@ struct Registered {
     region: Region,
     keys: Arc<Keys>,
     /// `None`: its owner is the agent of its words.
-    words: Option<Words>,
+    agent: Option<NicAgent>,
 }
 
 impl Registered {
@@ -102,21 +102,21 @@ impl Regions {
         Self { slots: Mutex::default(), told: AllTold::new(), first, by_nic: AtomicUsize::new(0) }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<RegionSlot>> {
         self.slots.lock()
     }
 
     pub(super) fn insert(
         &self,
         region: Region,
-        words: Option<Words>,
+        agent: Option<NicAgent>,
     ) -> Result<(u32, u32, Arc<Keys>), RegisterError> {
         let mut slots = self.slots();
-        if words.is_some() || self.by_nic.load(Ordering::Relaxed) > 0 {
+        if agent.is_some() || self.by_nic.load(Ordering::Relaxed) > 0 {
             let range = region.addr()..region.addr().saturating_add(region.len());
             let mut registered = slots.iter().filter_map(|slot| slot.region.as_ref());
             if registered
-                .any(|other| other.words.is_some() != words.is_some() && other.reaches(&range))
+                .any(|other| other.agent.is_some() != agent.is_some() && other.reaches(&range))
             {
                 return Err(RegisterError::OtherAgent { addr: region.addr(), len: region.len() });
             }
@@ -125,13 +125,13 @@ impl Regions {
         let index =
             u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
         if at == slots.len() {
-            slots.push(Slot { generation: self.first, region: None });
+            slots.push(RegionSlot { generation: self.first, region: None });
         }
         let slot = &mut slots[at];
         slot.generation = slot.generation.wrapping_add(1);
         let keys = Keys::new();
-        self.by_nic.fetch_add(usize::from(words.is_some()), Ordering::Relaxed);
-        slot.region = Some(Registered { region, keys: keys.clone(), words });
+        self.by_nic.fetch_add(usize::from(agent.is_some()), Ordering::Relaxed);
+        slot.region = Some(Registered { region, keys: keys.clone(), agent });
         Ok((index, slot.generation, keys))
     }
 
@@ -150,7 +150,8 @@ impl Regions {
     /// Ends the registrations that overlap a range of addresses, even if their `Mr` still exists.
     /// Returns their number, and that of ended ones that NICs of other ranks reach.
     pub(crate) fn withdraw(&self, range: &Range<usize>) -> (usize, usize) {
-        let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
+        let reaches =
+            |slot: &RegionSlot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
         let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
         let gone: Vec<_> = reached
@@ -170,20 +171,20 @@ impl Regions {
 
     /// Returns the NIC that is the coherence owner of a region's words. `None` if there is none,
     /// or no such region.
-    pub(super) fn words(&self, number: u64) -> Option<Words> {
+    pub(super) fn agent(&self, number: u64) -> Option<NicAgent> {
         if self.by_nic.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let (index, generation) = of_number(number);
         let slots = self.slots();
         let slot = slots.get(index as usize).filter(|slot| slot.generation == generation)?;
-        slot.region.as_ref()?.words.clone()
+        slot.region.as_ref()?.agent.clone()
     }
 
     /// Returns the transport whose NIC, and not this rank, is the coherence owner of a region's
     /// words.
     pub(crate) fn nic_of_words(&self, number: u64) -> Option<&'static str> {
-        self.words(number).map(|words| words.transport)
+        self.agent(number).map(|agent| agent.transport)
     }
 
     /// Returns a part of a region, by its number in messages.
@@ -203,7 +204,7 @@ impl Regions {
 
 /// Counts the regions whose words have a NIC as coherence owner.
 fn count_by_nic<'a>(gone: impl IntoIterator<Item = &'a Registered>) -> usize {
-    gone.into_iter().filter(|one| one.words.is_some()).count()
+    gone.into_iter().filter(|one| one.agent.is_some()).count()
 }
 
 #[cfg(test)]

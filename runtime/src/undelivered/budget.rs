@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) const ENTRY: usize = 128;
 
 /// The messages that a rank keeps without a receive.
-pub(crate) struct Unexpected {
+pub(crate) struct UnexpectedBudget {
     bytes: AtomicUsize,
     /// Bytes of those that wait for room in a completion object.
     undelivered: AtomicUsize,
@@ -47,7 +47,7 @@ impl Kept {
     }
 }
 
-impl Unexpected {
+impl UnexpectedBudget {
     pub(crate) fn new(budget: usize, packet_size: usize) -> Self {
         let (bytes, budget) = (AtomicUsize::new(0), Budget(budget));
         let (undelivered, packets) = (AtomicUsize::new(0), AtomicUsize::new(0));

@@ -1,6 +1,6 @@
 //! Deliveries that wait, one by one.
 
-use super::{Kept, Unexpected};
+use super::{Kept, UnexpectedBudget};
 use crate::comp::{Completion, Status};
 use crate::names::{Rank, Tag};
 use crate::protocol::wire::Rts;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// A delivery that waits.
-pub(crate) struct Entry {
+pub(crate) struct QueuedDelivery {
     /// The object to signal: the queue's object, or one that passes statuses on to it.
     pub(crate) comp: Arc<dyn Completion>,
     pub(crate) what: Delivery,
@@ -74,7 +74,7 @@ pub(crate) enum Obstacle {
     InFlight,
 }
 
-impl Entry {
+impl QueuedDelivery {
     /// Returns `true` if it can be tried.
     pub(crate) fn is_ready(&self) -> bool {
         match &self.what {
@@ -105,7 +105,7 @@ impl Entry {
 
     /// Moves the bytes of a message that came whole out of its packet, and frees the packet.
     /// Returns the old and the new cost; `None` if it has no packet.
-    pub(crate) fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
+    pub(crate) fn leave_packet(&mut self, unexpected: &UnexpectedBudget) -> Option<(Kept, Kept)> {
         let before = self.kept().filter(|kept| kept.is_packet())?;
         let (from, tag, bytes) = match &self.what {
             Delivery::Message { from, tag, payload, .. } => {

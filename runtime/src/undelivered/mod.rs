@@ -15,8 +15,8 @@ mod budget;
 mod entry;
 mod queue;
 
-pub(crate) use budget::{ENTRY, Kept, Unexpected};
-pub(crate) use entry::{About, Delivery, Entry, Fetch, Obstacle};
+pub(crate) use budget::{ENTRY, Kept, UnexpectedBudget};
+pub(crate) use entry::{About, Delivery, Fetch, Obstacle, QueuedDelivery};
 pub(crate) use queue::{Queue, object_of};
 
 use crate::chores::{Chore, Chores, Waiting};
@@ -30,15 +30,15 @@ use std::sync::Arc;
 pub(crate) struct Undelivered(Waiting<Lists>);
 
 /// Peers, each with the reason of its end.
-type Ends = Vec<(Rank, DownCause)>;
+type PeerEnds = Vec<(Rank, DownCause)>;
 
 #[derive(Default)]
 struct Lists {
     queues: Vec<Queue>,
     /// Peers that have broken the protocol or were lost, and whose operations progress has to end.
-    broken: Ends,
+    broken: PeerEnds,
     /// Peers that were found gone when a link was to be made: their routes are down already.
-    gone: Ends,
+    gone: PeerEnds,
 }
 
 impl Lists {
@@ -83,7 +83,7 @@ impl Undelivered {
 
     /// Returns `true` if a delivery waits for a message of a rank, or for an operation with it.
     pub(crate) fn has_from(&self, rank: Rank) -> bool {
-        let concerns = |entry: &Entry| entry.rank() == rank;
+        let concerns = |entry: &QueuedDelivery| entry.rank() == rank;
         !self.is_empty()
             && self.0.lock().queues.iter().any(|queue| queue.is_out || queue.all().any(concerns))
     }
@@ -100,7 +100,7 @@ impl Undelivered {
         let mut lists = self.0.lock();
         for (comp, status) in told {
             let what = Delivery::Status(status, None, about);
-            lists.queue_or_new(&comp).push(Entry { comp, what });
+            lists.queue_or_new(&comp).push(QueuedDelivery { comp, what });
         }
         self.0.set_count(lists.count());
     }
@@ -127,7 +127,7 @@ impl Undelivered {
 
     /// Takes the peers whose operations have to end: those that have broken the protocol or were
     /// lost, and those that were found gone.
-    pub(crate) fn take_ends(&self) -> (Ends, Ends) {
+    pub(crate) fn take_ends(&self) -> (PeerEnds, PeerEnds) {
         let mut lists = self.0.lock();
         let ends = (std::mem::take(&mut lists.broken), std::mem::take(&mut lists.gone));
         self.0.set_count(lists.count());
@@ -140,7 +140,7 @@ impl Undelivered {
         clippy::result_large_err,
         reason = "the error is the entry that has not to wait; not the hot path"
     )]
-    pub(crate) fn wait_behind(&self, entry: Entry) -> Result<(), Entry> {
+    pub(crate) fn wait_behind(&self, entry: QueuedDelivery) -> Result<(), QueuedDelivery> {
         match self.0.lock().queue(&entry.comp) {
             Some(queue) => {
                 queue.push(entry);
@@ -165,9 +165,9 @@ impl Undelivered {
     /// number of deliveries that wait.
     pub(crate) fn add(
         &self,
-        entry: Entry,
+        entry: QueuedDelivery,
         why: Option<Obstacle>,
-        add: impl FnOnce(&mut Queue, Entry),
+        add: impl FnOnce(&mut Queue, QueuedDelivery),
     ) -> Option<(Obstacle, usize)> {
         let comp = entry.comp.clone();
         let mut lists = self.0.lock();
@@ -179,7 +179,7 @@ impl Undelivered {
     }
 
     /// Takes out the next entry that can be tried, from the queue `at` on.
-    pub(crate) fn take_next(&self, at: &mut usize) -> Option<Entry> {
+    pub(crate) fn take_next(&self, at: &mut usize) -> Option<QueuedDelivery> {
         let mut lists = self.0.lock();
         loop {
             let queue = lists.queues.get_mut(*at)?;
@@ -198,7 +198,7 @@ impl Undelivered {
     pub(crate) fn put_back(
         &self,
         comp: &Arc<dyn Completion>,
-        back: Option<(Entry, Obstacle)>,
+        back: Option<(QueuedDelivery, Obstacle)>,
     ) -> Option<(Obstacle, usize)> {
         let mut lists = self.0.lock();
         let object = object_of(comp);
@@ -226,7 +226,7 @@ impl Undelivered {
 
     /// Frees a packet in which a message waits, the last of its queue: its bytes wait in memory of
     /// their own. Returns `false` if there is none.
-    pub(crate) fn spare_a_packet(&self, budget: &Unexpected) -> bool {
+    pub(crate) fn spare_a_packet(&self, budget: &UnexpectedBudget) -> bool {
         let mut lists = self.0.lock();
         let mut entries = lists.queues.iter_mut().flat_map(|queue| queue.entries.iter_mut().rev());
         let Some((before, now)) = entries.find_map(|entry| entry.leave_packet(budget)) else {
@@ -244,7 +244,7 @@ impl Holder for Undelivered {
     fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
         let (Ending::Closing | Ending::Closed) = why else { return };
         let entries = self.0.take().queues.into_iter().flat_map(|queue| queue.entries);
-        ended.extend(entries.filter_map(|Entry { comp, what }| match what {
+        ended.extend(entries.filter_map(|QueuedDelivery { comp, what }| match what {
             Delivery::Status(status, ..) => Some((Some(comp), status)),
             Delivery::Message { .. } | Delivery::Rts { .. } | Delivery::Fetch(..) => None,
         }));

@@ -1,6 +1,6 @@
 //! The deliveries that wait for one completion object.
 
-use super::entry::{Delivery, Entry, Obstacle};
+use super::entry::{Delivery, Obstacle, QueuedDelivery};
 use crate::comp::Completion;
 use crate::names::Rank;
 use std::collections::{HashMap, VecDeque, hash_map};
@@ -10,21 +10,21 @@ use std::sync::Arc;
 pub(crate) struct Queue {
     pub(crate) object: Arc<dyn Completion>,
     /// Oldest first.
-    pub(super) entries: VecDeque<Entry>,
+    pub(super) entries: VecDeque<QueuedDelivery>,
     /// Number of entries of each rank, if not 0.
     of_rank: HashMap<Rank, usize>,
     /// Messages that are fetched, one of each sender, whose later messages wait for it.
-    pub(super) fetches: Vec<Entry>,
+    pub(super) fetches: Vec<QueuedDelivery>,
     /// Entries at the front that wait for fetches.
     held_up: usize,
     /// A thread is delivering an entry, without the lock: others leave the queue alone.
     pub(crate) is_out: bool,
     /// Obstacles that the user was told of: each once while the queue is not empty.
-    told: Told,
+    reported: ReportedObstacles,
 }
 
 #[derive(Default)]
-struct Told {
+struct ReportedObstacles {
     full: bool,
     no_packet: bool,
 }
@@ -42,7 +42,15 @@ pub(crate) fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
 impl Queue {
     pub(crate) fn of(object: Arc<dyn Completion>) -> Self {
         let (entries, of_rank, fetches) = (VecDeque::new(), HashMap::new(), Vec::new());
-        Self { object, entries, of_rank, fetches, held_up: 0, is_out: false, told: Told::default() }
+        Self {
+            object,
+            entries,
+            of_rank,
+            fetches,
+            held_up: 0,
+            is_out: false,
+            reported: ReportedObstacles::default(),
+        }
     }
 
     /// Returns `true` if no thread can make room any more.
@@ -55,21 +63,21 @@ impl Queue {
     }
 
     /// Returns all deliveries.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &QueuedDelivery> {
         self.entries.iter().chain(&self.fetches)
     }
 
     /// Adds an entry behind the others.
-    pub(crate) fn push(&mut self, entry: Entry) {
+    pub(crate) fn push(&mut self, entry: QueuedDelivery) {
         self.insert(self.entries.len(), entry);
     }
 
-    fn insert(&mut self, at: usize, entry: Entry) {
+    fn insert(&mut self, at: usize, entry: QueuedDelivery) {
         *self.of_rank.entry(entry.rank()).or_default() += 1;
         self.entries.insert(at, entry);
     }
 
-    fn remove(&mut self, at: usize) -> Option<Entry> {
+    fn remove(&mut self, at: usize) -> Option<QueuedDelivery> {
         let entry = self.entries.remove(at)?;
         if let hash_map::Entry::Occupied(mut count) = self.of_rank.entry(entry.rank()) {
             *count.get_mut() -= 1;
@@ -82,8 +90,8 @@ impl Queue {
 
     /// Takes out the first entry that can be tried. A message that is fetched holds up those of its
     /// sender only.
-    pub(crate) fn take(&mut self) -> Option<Entry> {
-        if let Some(at) = self.fetches.iter().position(Entry::is_ready) {
+    pub(crate) fn take(&mut self) -> Option<QueuedDelivery> {
+        if let Some(at) = self.fetches.iter().position(QueuedDelivery::is_ready) {
             self.held_up = 0;
             return Some(self.fetches.swap_remove(at));
         }
@@ -93,14 +101,14 @@ impl Queue {
             return None;
         }
         let is_held_up =
-            |entry: &Entry| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
+            |entry: &QueuedDelivery| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
         let next = self.entries.range(self.held_up..).position(|entry| !is_held_up(entry));
         self.held_up = next.map_or(self.entries.len(), |next| self.held_up + next);
         self.remove(self.held_up)
     }
 
     /// Puts back the entries that were taken out.
-    pub(crate) fn put_back(&mut self, entry: Entry) {
+    pub(crate) fn put_back(&mut self, entry: QueuedDelivery) {
         match &entry.what {
             Delivery::Fetch(..) => self.fetches.push(entry),
             // An entry that has got a packet meanwhile goes first: it may have the one that this
@@ -114,7 +122,7 @@ impl Queue {
     }
 
     /// Inserts an entry behind those at the front that have a packet, or need none.
-    pub(crate) fn insert_placed(&mut self, entry: Entry) {
+    pub(crate) fn insert_placed(&mut self, entry: QueuedDelivery) {
         let unplaced =
             self.entries.iter().position(|entry| !matches!(entry.what, Delivery::Status(..)));
         self.held_up = 0;
@@ -126,8 +134,8 @@ impl Queue {
     pub(crate) fn complaint(&mut self, why: Obstacle) -> Option<(Obstacle, usize)> {
         let told = match why {
             Obstacle::Full if self.object.is_abandoned() => return None,
-            Obstacle::Full => &mut self.told.full,
-            Obstacle::Packet(_) => &mut self.told.no_packet,
+            Obstacle::Full => &mut self.reported.full,
+            Obstacle::Packet(_) => &mut self.reported.no_packet,
             Obstacle::InFlight => return None,
         };
         let waiting = self.entries.len() + self.fetches.len();
@@ -158,7 +166,7 @@ mod tests {
                 if step < 2 {
                     let rts = Rts { size: 1, tx: number, addr: 0, mapped: None };
                     let what = Delivery::Rts { from, tag: Tag(number), rts };
-                    queue.push(Entry { comp: comp.clone(), what });
+                    queue.push(QueuedDelivery { comp: comp.clone(), what });
                     model.push_back((from, number));
                     continue;
                 }
@@ -168,19 +176,20 @@ mod tests {
                     continue;
                 }
                 let taken = queue.take();
-                if let Some(Entry { what: Delivery::Fetch(_, from), .. }) = taken {
+                if let Some(QueuedDelivery { what: Delivery::Fetch(_, from), .. }) = taken {
                     prop_assert!(!fetched.iter().any(|(other, _)| *other == from));
                     continue;
                 }
                 let is_fetched = |rank| queue.fetches.iter().any(|fetch| fetch.rank() == rank);
                 let expected = model.iter().position(|(rank, _)| !is_fetched(*rank));
                 let expected = expected.and_then(|at| model.remove(at));
-                let Some(Entry { what: Delivery::Rts { from, rts, .. }, comp }) = taken else {
+                let Some(QueuedDelivery { what: Delivery::Rts { from, rts, .. }, comp }) = taken
+                else {
                     prop_assert_eq!(expected, None);
                     continue;
                 };
                 prop_assert_eq!(Some((from, rts.tx)), expected);
-                let entry = |what| Entry { comp: comp.clone(), what };
+                let entry = |what| QueuedDelivery { comp: comp.clone(), what };
                 if step == 3 {
                     let fetch = Arc::new(Fetch::default());
                     fetched.push((from, fetch.clone()));

@@ -4,7 +4,7 @@ use super::PostAm;
 use super::options::{Outcome, Post, Sending, Tells};
 use super::pieces::Carries;
 use super::submit::Kind;
-use super::transmit::{Outgoing, submit_short, transmit, transmit_short};
+use super::transmit::{OutgoingMessage, submit_short, transmit, transmit_short};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
@@ -75,7 +75,7 @@ impl Post<'_, Am<'_>> {
             }
             this.check_borrowed(this.kind.sending.borrowed())?;
             let order = this.order.take();
-            let outcome = Outgoing::of(this, order.as_deref(), header)
+            let outcome = OutgoingMessage::of(this, order.as_deref(), header)
                 .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));
             this.order = order;
             outcome

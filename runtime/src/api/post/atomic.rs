@@ -7,7 +7,7 @@
 //! NIC the agent: then every rank uses that NIC (`words`).
 
 use super::options::{Outcome, Post};
-use super::place::Place;
+use super::place::RmaPlace;
 use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
 use crate::api::Runtime;
@@ -24,20 +24,20 @@ use std::sync::Arc;
 
 /// The parameters of an atomic operation.
 pub struct Atomic<'a> {
-    pub(super) place: Place<'a>,
-    pub(super) operation: Operation,
+    pub(super) place: RmaPlace<'a>,
+    pub(super) operation: AtomicOp,
     /// Set if it is among those that wait already.
     pub(super) has_waited: bool,
 }
 
 impl<'a> Atomic<'a> {
-    fn new(rmr: &'a RemoteKey, offset: u64, operation: Operation) -> Self {
-        Self { place: Place { rmr, offset, notify: None }, operation, has_waited: false }
+    fn new(rmr: &'a RemoteKey, offset: u64, operation: AtomicOp) -> Self {
+        Self { place: RmaPlace { rmr, offset, notify: None }, operation, has_waited: false }
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Operation {
+pub(super) enum AtomicOp {
     FetchAdd(u64),
     CompareSwap { expected: u64, new: u64 },
 }
@@ -61,7 +61,7 @@ impl Runtime {
         offset: u64,
         value: u64,
     ) -> PostAtomic<'a> {
-        Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, Operation::FetchAdd(value)))
+        Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, AtomicOp::FetchAdd(value)))
     }
 
     /// Puts `new` into a word of `rank`'s memory if it holds `expected`. The previous value is the
@@ -75,7 +75,7 @@ impl Runtime {
         expected: u64,
         new: u64,
     ) -> PostAtomic<'a> {
-        let operation = Operation::CompareSwap { expected, new };
+        let operation = AtomicOp::CompareSwap { expected, new };
         Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, operation))
     }
 
@@ -118,15 +118,15 @@ impl Post<'_, Atomic<'_>> {
                 self.check_device_word(region.addr(), offset)?;
             }
             return Ok(match *operation {
-                Operation::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
-                Operation::CompareSwap { expected, new } => {
+                AtomicOp::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
+                AtomicOp::CompareSwap { expected, new } => {
                     self.ask_to_change(place, true, (expected, new), comp)
                 }
             });
         };
         let held = match *operation {
-            Operation::FetchAdd(value) => region.fetch_add(offset, value),
-            Operation::CompareSwap { expected, new } => region.compare_swap(offset, expected, new),
+            AtomicOp::FetchAdd(value) => region.fetch_add(offset, value),
+            AtomicOp::CompareSwap { expected, new } => region.compare_swap(offset, expected, new),
         };
         Ok(self.done(8, Buffer::Small(word(held.map_err(PostError::Atomic)?))))
     }

@@ -1,17 +1,17 @@
 //! Puts and gets that a NIC carries out: the owner of the memory does nothing.
 
 use super::options::{Outcome, Post, RetryReason};
-use super::place::Place;
+use super::place::RmaPlace;
 use super::rma::{Get, Put, own_or_take};
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
 use crate::error::PostError;
 use crate::names::RemoteComp;
-use crate::op::{Next, OnLink};
+use crate::op::{Continuation, OnLink};
 use crate::peer::route::Linked;
 use crate::protocol::rkey::is_within;
 use crate::protocol::wire::Control;
-use crate::region::direct::{Knowledge, Remote};
+use crate::region::direct::{Knowledge, RemoteRegion};
 use carrack_transports::contract::{Link, Op, OpToken, RemotePlace, Submit, SubmitError};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) enum Given {
 
 impl<K> Post<'_, K> {
     /// Returns the link and the knowledge of the region, if a NIC could do it.
-    fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
+    fn nic(&self, place: &RmaPlace<'_>) -> Option<(&Linked, Arc<RemoteRegion>)> {
         let device = self.device_inner();
         let linked = device.known_route(self.desc.rank)?.linked()?;
         if !linked.caps.remote_memory || !linked.link.is_up() {
@@ -36,12 +36,12 @@ impl<K> Post<'_, K> {
     }
 
     /// Returns `true` if a NIC reaches the region, or may reach it.
-    pub(super) fn goes_by_nic(&self, place: &Place<'_>) -> bool {
+    pub(super) fn goes_by_nic(&self, place: &RmaPlace<'_>) -> bool {
         self.nic(place).is_some_and(|(_, remote)| *remote.look() != Knowledge::Refused)
     }
 
     /// Returns the knowledge of the region. The first call asks its owner for the place.
-    pub(super) fn known_of(&self, place: &Place<'_>) -> Arc<Remote> {
+    pub(super) fn known_of(&self, place: &RmaPlace<'_>) -> Arc<RemoteRegion> {
         let device = self.device_inner();
         let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
         if *remote.look() == Knowledge::Nothing && remote.begin_to_ask() {
@@ -55,7 +55,7 @@ impl<K> Post<'_, K> {
     pub(super) fn part_of(
         &self,
         known: Knowledge,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         len: u64,
     ) -> Result<Option<RemotePlace>, PostError> {
         let (at, room) = match known {
@@ -80,7 +80,7 @@ impl<K> Post<'_, K> {
     ) -> Result<Given, PostError> {
         let device = self.device_inner();
         let notify = notify.map(|comp| (comp, self.desc.tag));
-        let next = Next::Memory { name: device.transfers.now(), notify };
+        let next = Continuation::Memory { name: device.transfers.now(), notify };
         let on_link = OnLink { op: self.desc.context(size, comp.cloned()), next };
         let Ok(token) = device.outstanding.insert(on_link) else {
             return Ok(Given::Full(RetryReason::Unanswered));
@@ -122,7 +122,7 @@ impl Post<'_, Put<'_>> {
     #[cold]
     pub(super) fn put_by_nic(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         given: &mut Option<SendBuffer<'_>>,
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Option<Outcome>, PostError> {
@@ -156,7 +156,7 @@ impl Post<'_, Get<'_>> {
     #[cold]
     pub(super) fn get_by_nic(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         given: &mut Option<Buffer>,
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Option<Outcome>, PostError> {

@@ -1,10 +1,10 @@
 //! The beginning of operations that have waited for an event.
 
-use super::atomic::{Atomic, Operation};
+use super::atomic::{Atomic, AtomicOp};
 use super::batch::{Batch, Owned, Rest, Started};
 use super::desc::OpDesc;
 use super::options::{Match, Outcome, Post, RetryReason};
-use super::place::Place;
+use super::place::RmaPlace;
 use super::recv::Recv;
 use super::rma::{Get, Put};
 use super::submit::Kind;
@@ -25,7 +25,7 @@ pub(super) struct Later {
     pub(super) ready: Event,
     pub(super) runtime: Weak<Core>,
     pub(super) said: Said,
-    pub(super) what: What,
+    pub(super) what: OrderedOp,
 }
 
 /// The parameters that all operations have.
@@ -36,10 +36,10 @@ pub(super) struct Said {
 }
 
 /// The kind of an operation, with its own parameters.
-pub(super) enum What {
-    Put(Buffer, Remote),
-    Get(Buffer, Remote),
-    Atomic(Operation, Remote),
+pub(super) enum OrderedOp {
+    Put(Buffer, OwnedPlace),
+    Get(Buffer, OwnedPlace),
+    Atomic(AtomicOp, OwnedPlace),
     Flush,
     Recv(Buffer, Matching, MatchingEngine),
     Batch(Box<Owned>),
@@ -47,15 +47,15 @@ pub(super) enum What {
     Rest(Box<Rest>),
 }
 
-/// A `Place`, with a handle of its own.
-pub(super) struct Remote {
+/// A `RmaPlace`, with a handle of its own.
+pub(super) struct OwnedPlace {
     rmr: RemoteKey,
     offset: u64,
     notify: Option<RemoteComp>,
 }
 
-impl Remote {
-    pub(super) fn of(place: &Place<'_>) -> Self {
+impl OwnedPlace {
+    pub(super) fn of(place: &RmaPlace<'_>) -> Self {
         Self { rmr: place.rmr.clone(), offset: place.offset, notify: place.notify }
     }
 
@@ -64,12 +64,12 @@ impl Remote {
         self.rmr.nic().is_some()
     }
 
-    fn place(&self) -> Place<'_> {
-        Place { rmr: &self.rmr, offset: self.offset, notify: self.notify }
+    fn place(&self) -> RmaPlace<'_> {
+        RmaPlace { rmr: &self.rmr, offset: self.offset, notify: self.notify }
     }
 }
 
-impl What {
+impl OrderedOp {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Put(..) => "put",
@@ -145,12 +145,12 @@ impl Deferred for Later {
 
     fn pending(&self) -> PendingOp {
         let waits_for = match &self.what {
-            What::Flush => "what was posted before it, and was to begin after an event",
-            What::Atomic(_, remote) if remote.is_nics() => {
+            OrderedOp::Flush => "what was posted before it, and was to begin after an event",
+            OrderedOp::Atomic(_, remote) if remote.is_nics() => {
                 "the way to the NIC that is its word's agent, or the event that it was ordered \
                 after"
             }
-            What::Rest(_) => "room among what waits for the rank's answer",
+            OrderedOp::Rest(_) => "room among what waits for the rank's answer",
             _ => "the event that it was ordered after",
         };
         let size = self.what.size() as u64;
@@ -175,7 +175,7 @@ impl Later {
         let Self { ready, runtime: weak, mut said, what } = self;
         let mut ticket = None;
         let (outcome, what) = match what {
-            What::Put(buffer, remote) => {
+            OrderedOp::Put(buffer, remote) => {
                 let kind = Put { buffer: Some(SendBuffer::Owned(buffer)), place: remote.place() };
                 let mut post = said.post(&runtime, device, kind);
                 let outcome = Put::post(&mut post);
@@ -183,9 +183,9 @@ impl Later {
                     Some(SendBuffer::Owned(buffer)) => buffer,
                     _ => Buffer::Empty,
                 };
-                (outcome, What::Put(left, remote))
+                (outcome, OrderedOp::Put(left, remote))
             }
-            What::Get(buffer, remote) => {
+            OrderedOp::Get(buffer, remote) => {
                 let mut post = said.post(
                     &runtime,
                     device,
@@ -193,52 +193,59 @@ impl Later {
                 );
                 let outcome = Get::post(&mut post);
                 let left = post.kind.buffer.unwrap_or_default();
-                (outcome, What::Get(left, remote))
+                (outcome, OrderedOp::Get(left, remote))
             }
-            What::Atomic(operation, remote) => {
+            OrderedOp::Atomic(operation, remote) => {
                 let mut post = said.post(
                     &runtime,
                     device,
                     Atomic { place: remote.place(), operation, has_waited: true },
                 );
-                (Atomic::post(&mut post), What::Atomic(operation, remote))
+                (Atomic::post(&mut post), OrderedOp::Atomic(operation, remote))
             }
-            What::Flush => {
+            OrderedOp::Flush => {
                 let post = said.post(&runtime, device, super::atomic::ToFlush::new());
                 let begun = post.begin_flush(said.op.comp.as_ref());
-                (Ok(begun), What::Flush)
+                (Ok(begun), OrderedOp::Flush)
             }
-            What::Recv(buffer, policy, engine) => {
+            OrderedOp::Recv(buffer, policy, engine) => {
                 let matching = Match { policy, is_named: false, engine: Some(&engine) };
                 let mut post = said.post(&runtime, device, Recv::new(buffer, matching));
                 let outcome = Recv::post(&mut post);
                 ticket = post.kind.ticket;
-                (outcome, What::Recv(post.kind.buffer, policy, engine))
+                (outcome, OrderedOp::Recv(post.kind.buffer, policy, engine))
             }
-            What::Batch(batch) => {
+            OrderedOp::Batch(batch) => {
                 let comp = said.op.comp.as_ref();
                 let begun =
                     batch.with(|kind| said.post(&runtime, device, kind).begin_now(comp, true));
                 match begun {
-                    Ok(Started::Done(status)) => (Ok(Outcome::Done(status)), What::Batch(batch)),
-                    Ok(Started::InFlight) => (Ok(Outcome::Posted), What::Batch(batch)),
-                    Ok(Started::Full(reason)) => (Ok(Outcome::Retry(reason)), What::Batch(batch)),
+                    Ok(Started::Done(status)) => {
+                        (Ok(Outcome::Done(status)), OrderedOp::Batch(batch))
+                    }
+                    Ok(Started::InFlight) => (Ok(Outcome::Posted), OrderedOp::Batch(batch)),
+                    Ok(Started::Full(reason)) => {
+                        (Ok(Outcome::Retry(reason)), OrderedOp::Batch(batch))
+                    }
                     Ok(Started::Partly(rest)) => {
                         // From now on its parts share its end.
                         said.op.comp = Some(rest.join().clone());
-                        (Ok(Outcome::Retry(RetryReason::Unanswered)), What::Rest(Box::new(rest)))
+                        (
+                            Ok(Outcome::Retry(RetryReason::Unanswered)),
+                            OrderedOp::Rest(Box::new(rest)),
+                        )
                     }
-                    Err(error) => (Err(error), What::Batch(batch)),
+                    Err(error) => (Err(error), OrderedOp::Batch(batch)),
                 }
             }
-            What::Rest(mut rest) => {
+            OrderedOp::Rest(mut rest) => {
                 let post = said.post(&runtime, device, Batch::nothing());
                 let outcome = match post.go_on(&mut rest) {
                     // The share of the thread that has begun it.
                     true => Outcome::Done(post.nothing_left()),
                     false => Outcome::Retry(RetryReason::Unanswered),
                 };
-                (Ok(outcome), What::Rest(rest))
+                (Ok(outcome), OrderedOp::Rest(rest))
             }
         };
         match outcome {

@@ -3,9 +3,9 @@
 use super::atomic::Atomic;
 use super::options::{Match, Outcome, Post};
 use super::order::{Order, Renamed};
-use super::ordered::{Later, Remote, Said, What};
+use super::ordered::{Later, OrderedOp, OwnedPlace, Said};
 use super::pieces::Carries;
-use super::place::Place;
+use super::place::RmaPlace;
 use super::recv::Recv;
 use super::rma::{BUSY, Get, Put, own_or_take};
 use crate::api::buffer::{Buffer, SendBuffer};
@@ -29,9 +29,9 @@ impl<K> Post<'_, K> {
     pub(super) fn park(
         &self,
         order: &Order,
-        what: What,
+        what: OrderedOp,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<(), (PostError, What)> {
+    ) -> Result<(), (PostError, OrderedOp)> {
         let number = self.runtime.0.streams.number();
         self.park_as(number, order, what, comp)
     }
@@ -41,9 +41,9 @@ impl<K> Post<'_, K> {
         &self,
         number: u64,
         order: &Order,
-        what: What,
+        what: OrderedOp,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<(), (PostError, What)> {
+    ) -> Result<(), (PostError, OrderedOp)> {
         let inner = &self.runtime.0;
         let (ready, comp) = match order.begin(inner, comp) {
             Ok(begun) => begun,
@@ -63,7 +63,7 @@ impl<K> Post<'_, K> {
 }
 
 /// The buffer of a put or a get.
-struct End<'g> {
+struct LocalBuffer<'g> {
     kind: MemKind,
     size: usize,
     gpu: Option<&'g Arc<dyn Gpu>>,
@@ -77,12 +77,12 @@ impl<K> Post<'_, K> {
     fn begin_move(
         &self,
         order: &Order,
-        place: &Place<'_>,
-        end: End<'_>,
+        place: &RmaPlace<'_>,
+        local: LocalBuffer<'_>,
         take: impl FnOnce() -> Buffer,
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Outcome, Box<(PostError, Option<Buffer>)>> {
-        let End { kind, size, gpu, is_source } = end;
+        let LocalBuffer { kind, size, gpu, is_source } = local;
         let untaken = |error| Box::new((error, None));
         order.check_memory(kind).map_err(untaken)?;
         let near = order.gpu().map_err(untaken)?;
@@ -106,8 +106,9 @@ impl<K> Post<'_, K> {
         if self.is_full() {
             return Ok(BUSY);
         }
-        let (buffer, remote) = (take(), Remote::of(place));
-        let what = if is_source { What::Put(buffer, remote) } else { What::Get(buffer, remote) };
+        let (buffer, remote) = (take(), OwnedPlace::of(place));
+        let what =
+            if is_source { OrderedOp::Put(buffer, remote) } else { OrderedOp::Get(buffer, remote) };
         let parked = self.park(order, what, comp);
         parked.map_err(|(error, what)| Box::new((error, Some(what.into_buffer()))))?;
         Ok(Outcome::Posted)
@@ -145,15 +146,19 @@ impl Post<'_, Put<'_>> {
     ) -> Result<Outcome, PostError> {
         let buffer = given.as_ref().ok_or(PostError::Spent)?;
         let gpu = buffer.gpu().cloned();
-        let end =
-            End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: true };
+        let local = LocalBuffer {
+            kind: buffer.kind(),
+            size: buffer.len(),
+            gpu: gpu.as_ref(),
+            is_source: true,
+        };
         let mut borrowed = None;
         let take = || {
             let (owned, bytes) = own_or_take(self.device_inner(), given);
             borrowed = bytes;
             owned
         };
-        self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
+        self.begin_move(order, &self.kind.place, local, take, comp).map_err(|refused| {
             let (error, taken) = *refused;
             if let Some(buffer) = taken {
                 *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
@@ -177,10 +182,14 @@ impl Post<'_, Get<'_>> {
             return Err(PostError::ReadOnly("Bytes"));
         }
         let gpu = buffer.gpu().cloned();
-        let end =
-            End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: false };
+        let local = LocalBuffer {
+            kind: buffer.kind(),
+            size: buffer.len(),
+            gpu: gpu.as_ref(),
+            is_source: false,
+        };
         let take = || given.take().unwrap_or_default();
-        self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
+        self.begin_move(order, &self.kind.place, local, take, comp).map_err(|refused| {
             let (error, taken) = *refused;
             if taken.is_some() {
                 *given = taken;
@@ -216,7 +225,7 @@ impl Post<'_, Atomic<'_>> {
         if self.is_full() {
             return Ok(BUSY);
         }
-        let parked = self.park(order, What::Atomic(*operation, Remote::of(place)), comp);
+        let parked = self.park(order, OrderedOp::Atomic(*operation, OwnedPlace::of(place)), comp);
         parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }
 }
@@ -232,7 +241,7 @@ impl Post<'_, super::atomic::ToFlush> {
         if self.is_full() {
             return Ok(BUSY);
         }
-        let parked = self.park(order.unwrap_or(&Order::default()), What::Flush, comp);
+        let parked = self.park(order.unwrap_or(&Order::default()), OrderedOp::Flush, comp);
         parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }
 }
@@ -268,7 +277,7 @@ impl Post<'_, Recv<'_>> {
         let ticket = Ticket::of_parked(&engine, policy, rank, self.desc.tag, number);
         let renamed = Renamed::of(self.desc.comp.cloned(), number, &self.runtime.0);
         let Recv { buffer, .. } = self.kind.take();
-        match self.park_as(number, order, What::Recv(buffer, policy, engine), Some(&renamed)) {
+        match self.park_as(number, order, OrderedOp::Recv(buffer, policy, engine), Some(&renamed)) {
             Ok(()) => {
                 self.kind.ticket = Some(ticket);
                 if policy.looks_at_rank() {

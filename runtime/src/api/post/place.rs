@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A place in another rank's memory, and the object to notify there.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct RmaPlace<'a> {
     pub(super) rmr: &'a RemoteKey,
     pub(super) offset: u64,
     pub(super) notify: Option<RemoteComp>,
@@ -25,7 +25,7 @@ impl<K> Post<'_, K> {
     /// GPU `near`. Else its owner has to help.
     pub(super) fn remote<'p>(
         &self,
-        place: &Place<'p>,
+        place: &RmaPlace<'p>,
         len: u64,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Option<(&'p Region, usize)>, PostError> {
@@ -61,7 +61,7 @@ impl<K> Post<'_, K> {
     /// part's beginning and the route to the owner.
     pub(super) fn check_place(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         len: u64,
     ) -> Result<(u64, &Arc<Route>), PostError> {
         self.check_rank()?;
@@ -121,7 +121,7 @@ impl<K> Post<'_, K> {
 
     /// Returns `true` if an operation between memory of `kind` and remote memory is a copy by the
     /// CPU at once.
-    pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
+    pub(super) fn ends_at_once(&self, place: &RmaPlace<'_>, kind: MemKind) -> bool {
         let imported = self.runtime.0.mapped(place.rmr, None).ok();
         let region = imported.and_then(|(_, imported)| imported.region());
         mover(region.map(Region::kind), kind) == Mover::Cpu

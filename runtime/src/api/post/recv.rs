@@ -5,7 +5,7 @@ use super::desc::OpDesc;
 use super::options::{Match, Matches, Outcome, Post};
 use super::pieces::Carries;
 use super::submit::Kind;
-use super::waiting::Waiting;
+use super::waiting::Waiter;
 use crate::api::Runtime;
 use crate::api::buffer::Buffer;
 use crate::comp::Status;
@@ -273,10 +273,10 @@ impl Post<'_, Recv<'_>> {
         if in_handler() {
             return Err(PostError::WouldBlock);
         }
-        let waiting = Waiting::new();
+        let waiter = Waiter::new();
         let mut inner: PostRecv<'_> = Post {
             runtime: self.runtime,
-            desc: self.desc.telling(waiting.as_completion()),
+            desc: self.desc.telling(waiter.as_completion()),
             order: self.order.take(),
             kind: self.kind.take(),
         };
@@ -286,10 +286,10 @@ impl Post<'_, Recv<'_>> {
         self.order = inner.order.take();
         let status = match outcome? {
             Outcome::Done(status) => {
-                waiting.spare();
+                waiter.spare();
                 status
             }
-            Outcome::Posted | Outcome::Retry(_) => waiting.status(self.runtime)?,
+            Outcome::Posted | Outcome::Retry(_) => waiter.status(self.runtime)?,
         };
         Ok(Outcome::Done(status))
     }

@@ -2,10 +2,10 @@
 
 use super::options::{Outcome, Post, RetryReason, Tells};
 use super::pieces::Carries;
-use super::place::Place;
+use super::place::RmaPlace;
 use super::submit::Kind;
 use super::transmit::{own, tell_now};
-use super::waiting::{Waiting, step};
+use super::waiting::{Waiter, step};
 use super::{PostGet, PostPut};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
@@ -28,14 +28,14 @@ use std::sync::Arc;
 pub struct Put<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<SendBuffer<'a>>,
-    pub(super) place: Place<'a>,
+    pub(super) place: RmaPlace<'a>,
 }
 
 /// The parameters of a get.
 pub struct Get<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<Buffer>,
-    pub(super) place: Place<'a>,
+    pub(super) place: RmaPlace<'a>,
 }
 
 /// Too much waits for peers already: nothing was begun.
@@ -53,7 +53,7 @@ impl Runtime {
         rmr: &'a RemoteKey,
         offset: u64,
     ) -> PostPut<'a> {
-        let place = Place { rmr, offset, notify: None };
+        let place = RmaPlace { rmr, offset, notify: None };
         Post::new(self, rank, Tag::default(), Put { buffer: Some(buffer.into()), place })
     }
 
@@ -66,7 +66,7 @@ impl Runtime {
         rmr: &'a RemoteKey,
         offset: u64,
     ) -> PostGet<'a> {
-        let place = Place { rmr, offset, notify: None };
+        let place = RmaPlace { rmr, offset, notify: None };
         Post::new(self, rank, Tag::default(), Get { buffer: Some(buffer.into()), place })
     }
 }
@@ -77,7 +77,7 @@ impl<K> Post<'_, K> {
     }
 
     /// Tells the owner's completion object, if one was named.
-    pub(super) fn tell(&self, device: &Port, place: &Place<'_>, size: usize) {
+    pub(super) fn tell(&self, device: &Port, place: &RmaPlace<'_>, size: usize) {
         if let Some(comp) = place.notify {
             tell(&self.runtime.0, device, self.desc.rank, (comp, self.desc.tag), size);
         }
@@ -87,7 +87,7 @@ impl<K> Post<'_, K> {
     /// stream or as soon as it can. The error comes with the caller's buffer.
     pub(super) fn transfer(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         (dst, src): (Buffer, Buffer),
         gives_source: bool,
         comp: Option<&Arc<dyn Completion>>,
@@ -179,14 +179,14 @@ impl<K> Post<'_, K> {
         if in_handler() && !ends_at_once(self) {
             return Err(PostError::WouldBlock);
         }
-        let waiting = Waiting::new();
+        let waiter = Waiter::new();
         loop {
-            match begin(self, Some(waiting.as_completion()))? {
-                Outcome::Posted => return waiting.status(self.runtime).map(Outcome::Done),
+            match begin(self, Some(waiter.as_completion()))? {
+                Outcome::Posted => return waiter.status(self.runtime).map(Outcome::Done),
                 Outcome::Retry(_) if in_handler() => return Err(PostError::WouldBlock),
                 Outcome::Retry(_) => step(self.runtime, self.device_inner()),
                 done @ Outcome::Done(_) => {
-                    waiting.spare();
+                    waiter.spare();
                     return Ok(done);
                 }
             }
@@ -302,7 +302,7 @@ impl Post<'_, Put<'_>> {
     #[inline(never)]
     fn begin_by_others(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         given: &mut Option<SendBuffer<'_>>,
         remote: Option<(&Region, usize)>,
         comp: Option<&Arc<dyn Completion>>,
@@ -346,7 +346,7 @@ impl Post<'_, Put<'_>> {
     #[inline(never)]
     fn begin_between(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         (target, source): (RegionSlice, RegionSlice),
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Outcome, Box<Refused>> {
@@ -367,7 +367,7 @@ impl Post<'_, Put<'_>> {
 
 impl<K> Post<'_, K> {
     /// Returns the request to the owner, without the fields that only one side knows.
-    fn request(&self, place: &Place<'_>, len: u64) -> Request {
+    fn request(&self, place: &RmaPlace<'_>, len: u64) -> Request {
         let offset = place.rmr.offset() + place.offset;
         Request { name: 0, region: place.rmr.number(), offset, first: len, second: 0 }
     }
@@ -375,7 +375,7 @@ impl<K> Post<'_, K> {
     /// Asks the owner for an atomic operation.
     pub(super) fn ask_to_change(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         swap: bool,
         (first, second): (u64, u64),
         comp: Option<&Arc<dyn Completion>>,
@@ -510,7 +510,7 @@ impl Post<'_, Get<'_>> {
     #[inline(never)]
     fn begin_by_others(
         &self,
-        place: &Place<'_>,
+        place: &RmaPlace<'_>,
         given: &mut Option<Buffer>,
         remote: Option<(&Region, usize)>,
         comp: Option<&Arc<dyn Completion>>,

@@ -3,7 +3,7 @@
 use super::desc::OpDesc;
 use super::options::{Outcome, Post, RetryReason, Sending};
 use super::order::Order;
-use super::waiting::{Waiting, step};
+use super::waiting::{Waiter, step};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::comp::{Completion, Status};
@@ -28,7 +28,7 @@ const LINKING: Duration = Duration::from_millis(100);
 
 /// A message to send, without its bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Outgoing<'a> {
+pub(super) struct OutgoingMessage<'a> {
     runtime: &'a Runtime,
     device: &'a Port,
     route: &'a Arc<Route>,
@@ -37,7 +37,7 @@ pub(super) struct Outgoing<'a> {
     order: Option<&'a Order>,
 }
 
-impl<'a> Outgoing<'a> {
+impl<'a> OutgoingMessage<'a> {
     #[inline]
     pub(super) fn of<K>(
         post: &Post<'a, K>,
@@ -188,7 +188,7 @@ enum Attempt {
 /// Sends a message as its options allow.
 #[inline]
 pub(super) fn transmit(
-    out: &Outgoing<'_>,
+    out: &OutgoingMessage<'_>,
     sending: &mut Sending<'_>,
 ) -> Result<Outcome, PostError> {
     if out.desc.mode.waits() {
@@ -224,7 +224,7 @@ pub(super) fn transmit(
 }
 
 #[inline]
-fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
+fn attempt(out: &OutgoingMessage<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
     let Some(buffer) = sending.buffer.as_mut() else { return Err(PostError::Spent) };
     if out.device.is_closed() {
         return Err(out.device.why_closed());
@@ -285,7 +285,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
 /// Offers a message. Borrowed bytes are copied: pass an owned buffer to avoid that.
 #[cold]
 fn offer(
-    out: &Outgoing<'_>,
+    out: &OutgoingMessage<'_>,
     linked: &Linked,
     buffer: &mut SendBuffer<'_>,
     is_held: bool,
@@ -312,7 +312,7 @@ fn offer(
 /// goes through the backlog, which copies it.
 #[cold]
 fn offer_mapped(
-    out: &Outgoing<'_>,
+    out: &OutgoingMessage<'_>,
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
@@ -328,7 +328,7 @@ fn offer_mapped(
 /// Hands the buffer to the link, which gives it back when it is done.
 #[cold]
 fn hand_over(
-    out: &Outgoing<'_>,
+    out: &OutgoingMessage<'_>,
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
@@ -350,7 +350,7 @@ fn hand_over(
 }
 
 #[cold]
-fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
+fn first_use(out: &OutgoingMessage<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
     // An operation that is submitted waits in the backlog, also for a shortage of this process.
     let linked = match out.desc.mode.may_retry() {
         true => out.route.try_link(&out.runtime.0, out.device),
@@ -363,7 +363,7 @@ fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, P
 }
 
 #[cold]
-fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
+fn refused(out: &OutgoingMessage<'_>, error: SubmitError) -> PostError {
     let rank = out.desc.rank;
     match error {
         SubmitError::TooLong { len, max } => {
@@ -386,7 +386,7 @@ fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
 
 /// Puts the message at the end of the peer's backlog, with bytes of its own.
 #[cold]
-fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+fn park(out: &OutgoingMessage<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
     let (backlog, is_reply) = (out.runtime.0.settings.backlog(), out.is_reply());
     let holds_off = out.device.holds.holds_off(out.desc.rank);
     let limit = Bound(backlog).limit(is_reply, out.is_off(), holds_off);
@@ -443,7 +443,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
     }
 }
 
-fn backlog_is_full(out: &Outgoing<'_>, limit: usize) -> Result<Outcome, PostError> {
+fn backlog_is_full(out: &OutgoingMessage<'_>, limit: usize) -> Result<Outcome, PostError> {
     if out.desc.mode.may_retry() {
         return Ok(Outcome::Retry(RetryReason::Backlog));
     }
@@ -464,12 +464,15 @@ pub(super) fn own(device: &Port, bytes: &[u8]) -> Buffer {
 
 /// Transmits for `wait`: the outcome is `Done`.
 #[cold]
-fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+fn transmit_and_wait(
+    out: &OutgoingMessage<'_>,
+    sending: &mut Sending<'_>,
+) -> Result<Outcome, PostError> {
     if in_handler() {
         return Err(PostError::WouldBlock);
     }
-    let waiting = Waiting::new();
-    let inner = Outgoing { desc: out.desc.telling(waiting.as_completion()), ..*out };
+    let waiter = Waiter::new();
+    let inner = OutgoingMessage { desc: out.desc.telling(waiter.as_completion()), ..*out };
     loop {
         match transmit(&inner, sending)? {
             Outcome::Retry(_) => {
@@ -483,10 +486,10 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
                 }
             }
             Outcome::Posted => {
-                return waiting.status(out.runtime).map(Outcome::Done);
+                return waiter.status(out.runtime).map(Outcome::Done);
             }
             done @ Outcome::Done(_) => {
-                waiting.spare();
+                waiter.spare();
                 return Ok(done);
             }
         }
@@ -494,7 +497,7 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
 }
 
 /// Sleeps until there is a link to the rank, which may not have started.
-fn wait_for_link(out: &Outgoing<'_>) {
+fn wait_for_link(out: &OutgoingMessage<'_>) {
     let inner = &out.runtime.0;
     inner.look_out_for(out.device.index, out.desc.rank);
     inner.deadlines.note(out.desc.deadline);

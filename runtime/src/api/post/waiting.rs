@@ -14,9 +14,9 @@ thread_local! {
 
 /// Completion object of a call that waits for one operation. A queue, since a receive that meets
 /// its message tells a queue at once.
-pub(super) struct Waiting(CompQueue);
+pub(super) struct Waiter(CompQueue);
 
-impl Waiting {
+impl Waiter {
     /// Takes the thread's spare one, or creates one.
     #[inline]
     pub(super) fn new() -> Self {

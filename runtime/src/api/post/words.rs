@@ -2,14 +2,14 @@
 //! NIC, also the owner and ranks that have the memory mapped. A NIC's operations on a word are
 //! atomic among its own only.
 
-use super::atomic::{Atomic, Operation};
+use super::atomic::{Atomic, AtomicOp};
 use super::nic::Given;
 use super::options::{Outcome, Post, RetryReason};
 use super::order::Order;
 use crate::comp::Completion;
 use crate::error::PostError;
 use crate::region::AtomicError;
-use crate::region::direct::Remote;
+use crate::region::direct::RemoteRegion;
 use carrack_transports::contract::{Op, WordChange};
 use carrack_transports::gpu::{Event, EventState, GpuError};
 use std::sync::Arc;
@@ -36,7 +36,9 @@ impl Post<'_, Atomic<'_>> {
             return match has_waited {
                 // The operation is already among those that wait.
                 true => Ok(Outcome::Retry(RetryReason::Connecting)),
-                false => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
+                false => {
+                    self.wait_for(&Order::after(Event::new(Arc::new(PlaceEvent(remote)))), comp)
+                }
             };
         };
         // Held until the link has the operation: no place is released while it is used.
@@ -49,8 +51,8 @@ impl Post<'_, Atomic<'_>> {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
         }
         let change = match *operation {
-            Operation::FetchAdd(value) => WordChange::Add(value),
-            Operation::CompareSwap { expected, new } => WordChange::Swap { expected, new },
+            AtomicOp::FetchAdd(value) => WordChange::Add(value),
+            AtomicOp::CompareSwap { expected, new } => WordChange::Swap { expected, new },
         };
         let given = self.give(&*link, (8, None), comp, |token| Op::Atomic { word, change, token });
         drop(known);
@@ -63,7 +65,7 @@ impl Post<'_, Atomic<'_>> {
             Ok(Given::InFlight) => Ok(Outcome::Posted),
             Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Outcome::Retry(reason)),
             Ok(Given::Full(_)) => {
-                self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp)
+                self.wait_for(&Order::after(Event::new(Arc::new(PlaceEvent(remote)))), comp)
             }
             Ok(Given::Refused(why)) => Err(unreachable(why)),
             // The rank itself may be up: the link of messages reports its end.
@@ -97,9 +99,9 @@ impl Post<'_, Atomic<'_>> {
 }
 
 /// Event that fires when the owner of a region has sent its place, or refused it.
-struct Told(Arc<Remote>);
+struct PlaceEvent(Arc<RemoteRegion>);
 
-impl EventState for Told {
+impl EventState for PlaceEvent {
     fn query(&self) -> Result<bool, GpuError> {
         Ok(self.0.is_told())
     }

@@ -1,8 +1,8 @@
 //! The test that no two pieces of a batch write the same byte.
 //!
-//! The targets of most batches are in order, which [`Apart`] finds during other checks of the
-//! pieces. Otherwise a mark is set for each unit of memory that is written. Only if there would be
-//! too many marks, or one is set twice, are the pieces sorted.
+//! The targets of most batches are in order, which [`OverlapCheck`] finds during other checks of
+//! the pieces. Otherwise a mark is set for each unit of memory that is written. Only if there would
+//! be too many marks, or one is set twice, are the pieces sorted.
 
 use super::Piece;
 use crate::error::PostError;
@@ -19,8 +19,8 @@ fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     (memory, start, start + len as u64)
 }
 
-/// Pieces in the order of their targets: one check of each then shows that none overlap.
-pub(super) struct Apart {
+/// Check of pieces in the order of their targets, which shows that none overlap.
+pub(super) struct OverlapCheck {
     pub(super) is_known: bool,
     /// The memory of the last target, and its base.
     memory: Option<(u64, u64)>,
@@ -28,7 +28,7 @@ pub(super) struct Apart {
     pub(super) end: u64,
 }
 
-impl Apart {
+impl OverlapCheck {
     pub(super) fn new() -> Self {
         Self { is_known: true, memory: None, end: 0 }
     }
@@ -160,12 +160,12 @@ mod tests {
                 Err(other) => panic!("{other}"),
             }
             // The short test never accepts pieces that overlap.
-            let mut apart = Apart::new();
+            let mut check = OverlapCheck::new();
             for piece in &pieces {
-                apart.enter((0, 0));
-                apart.note(target(piece, is_put, 0).1, piece.len());
+                check.enter((0, 0));
+                check.note(target(piece, is_put, 0).1, piece.len());
             }
-            prop_assert!(!(any && apart.is_known));
+            prop_assert!(!(any && check.is_known));
         }
 
         #[test]
@@ -209,20 +209,20 @@ mod tests {
 
     #[test]
     fn pieces_in_the_order_of_their_targets_need_no_sorting() {
-        let mut apart = Apart::new();
+        let mut check = OverlapCheck::new();
         let mut look = |memory, start| {
-            apart.enter(memory);
-            apart.note(start, 10);
-            apart.is_known
+            check.enter(memory);
+            check.note(start, 10);
+            check.is_known
         };
         assert!((0..10).all(|at| look((7, 0), at * 10)));
         assert!(look((8, 50), 0), "another memory, of a higher number");
         assert!(!look((8, 50), 9));
         for memory in [(8, 40), (7, 0)] {
-            let mut apart = Apart::new();
-            apart.enter((8, 50));
-            apart.enter(memory);
-            assert!(!apart.is_known, "{memory:?} may be the same bytes");
+            let mut check = OverlapCheck::new();
+            check.enter((8, 50));
+            check.enter(memory);
+            assert!(!check.is_known, "{memory:?} may be the same bytes");
         }
     }
 }

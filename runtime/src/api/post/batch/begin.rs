@@ -1,12 +1,12 @@
 //! The begin of a batch.
 
-use super::check::{HostRun, Plan};
+use super::check::{BatchPlan, HostRun};
 use super::join::Join;
 use super::rest::Rest;
 use super::{Batch, Many, Owned, StridedPair};
 use crate::api::post::options::{Outcome, Post, RetryReason};
 use crate::api::post::order::Order;
-use crate::api::post::ordered::What;
+use crate::api::post::ordered::OrderedOp;
 use crate::api::post::rma::{BUSY, tell};
 use crate::comp::{Completion, Status};
 use crate::datapath::{Landing, Moving};
@@ -44,7 +44,7 @@ impl Post<'_, Batch<'_>> {
             Started::Full(_) => Ok(BUSY),
             Started::Partly(rest) => {
                 let join: Arc<dyn Completion> = rest.join().clone();
-                match self.park(&Order::default(), What::Rest(Box::new(rest)), Some(&join)) {
+                match self.park(&Order::default(), OrderedOp::Rest(Box::new(rest)), Some(&join)) {
                     Ok(()) => Ok(Outcome::Posted),
                     // It cannot fail without an event and a stream; an error would end the batch.
                     Err((error, _)) => {
@@ -92,7 +92,7 @@ impl Post<'_, Batch<'_>> {
             return Ok(Started::Full(RetryReason::Unanswered));
         }
         let join = self.join(plan.size, comp);
-        let Plan { together, strided, host, rest, packed, .. } = plan;
+        let BatchPlan { together, strided, host, rest, packed, .. } = plan;
         // A strided block has one part only, so the CPU copies none of it here.
         let staging = &self.runtime.0.staging;
         let engines =
@@ -123,7 +123,7 @@ impl Post<'_, Batch<'_>> {
     }
 
     /// Lets the CPU copy all of it, a strided block row by row.
-    fn copy_all(&self, plan: &Plan<'_>) -> Result<(), CopyError> {
+    fn copy_all(&self, plan: &BatchPlan<'_>) -> Result<(), CopyError> {
         let is_put = self.kind.is_put;
         plan.host.iter().try_for_each(|one| one.copy(is_put))?;
         let (Some((region, base)), Many::Strided(pair)) = (plan.host_strided, self.kind.many)
@@ -204,7 +204,7 @@ impl Post<'_, Batch<'_>> {
             runtime: Arc::downgrade(&self.runtime.0),
             device: self.device_inner().index,
             notify: self.kind.notify,
-            shares: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
@@ -230,7 +230,7 @@ impl Post<'_, Batch<'_>> {
         });
         if let Some(stream) = stream {
             let join = self.join(plan.size, comp);
-            let Plan { together, strided, .. } = plan;
+            let BatchPlan { together, strided, .. } = plan;
             let engines =
                 together.into_iter().map(|one| one.start_on(&**stream).map(Moving::Engine));
             let strided = strided.into_iter().map(|ends| self.start_strided(ends, Some(&**stream)));
@@ -243,7 +243,7 @@ impl Post<'_, Batch<'_>> {
         if self.is_full() {
             return Ok(BUSY);
         }
-        let what = What::Batch(Box::new(Owned::of(&self.kind, plan.size)));
+        let what = OrderedOp::Batch(Box::new(Owned::of(&self.kind, plan.size)));
         self.park(order, what, comp).map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }
 }

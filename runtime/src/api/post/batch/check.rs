@@ -1,10 +1,10 @@
 //! Nothing of a batch is moved before all of its pieces are known to be possible.
 
-use super::apart::{Apart, overlap};
+use super::apart::{OverlapCheck, overlap};
 use super::pack::goes_with_others;
 use super::{Batch, Many, Piece, StridedPair};
 use crate::api::post::options::Post;
-use crate::api::post::place::Place;
+use crate::api::post::place::RmaPlace;
 use crate::error::PostError;
 use crate::protocol::rma::{Mover, mover};
 use crate::region::{Region, RemoteKey};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The plan of a batch.
 #[derive(Default)]
-pub(super) struct Plan<'p> {
+pub(super) struct BatchPlan<'p> {
     /// The copies that engines get together.
     pub(super) together: Vec<Together>,
     /// A strided block that an engine takes.
@@ -43,9 +43,9 @@ pub(super) struct HostRun<'p> {
     pub(super) pieces: &'p [Piece<'p>],
 }
 
-/// The way of pieces between two regions.
+/// The path of pieces between two regions.
 #[derive(Clone, Copy)]
-enum Way<'p> {
+enum PiecePath<'p> {
     /// One operation with the other pieces of that number in the plan. The mapped region, and where
     /// in it the remote one begins.
     Together(usize, &'p Region, usize),
@@ -55,17 +55,17 @@ enum Way<'p> {
     Alone,
 }
 
-impl<'p> Plan<'p> {
+impl<'p> BatchPlan<'p> {
     /// Leaves a piece to its owner, or to an operation of its own.
-    fn leave(&mut self, piece: Piece<'p>, way: Way<'p>) {
-        match way {
-            Way::ByOwner if goes_with_others(&piece) => self.packed.push(piece),
+    fn leave(&mut self, piece: Piece<'p>, path: PiecePath<'p>) {
+        match path {
+            PiecePath::ByOwner if goes_with_others(&piece) => self.packed.push(piece),
             _ => self.rest.push(piece),
         }
     }
 }
 
-impl Plan<'_> {
+impl BatchPlan<'_> {
     /// Returns `true` if the CPU does all of it at once.
     pub(super) fn is_at_once(&self) -> bool {
         self.together.is_empty() && self.strided.is_none() && !self.has_rest()
@@ -89,7 +89,7 @@ impl<'a> Post<'_, Batch<'a>> {
     /// Returns `true` if a batch can begin and complete at once, as far as known without a plan.
     pub(super) fn all_at_once(&self) -> bool {
         let one = |local: &Region, rmr: &RemoteKey| {
-            self.ends_at_once(&Place { rmr, offset: 0, notify: None }, local.kind())
+            self.ends_at_once(&RmaPlace { rmr, offset: 0, notify: None }, local.kind())
         };
         self.order.is_none()
             && match self.kind.many {
@@ -100,7 +100,7 @@ impl<'a> Post<'_, Batch<'a>> {
 
     /// Checks the whole batch, and returns its plan. `near`: a GPU for whose engines the memory is
     /// mapped.
-    pub(super) fn plan(&self, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
+    pub(super) fn plan(&self, near: Option<&Arc<dyn Gpu>>) -> Result<BatchPlan<'a>, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
         self.check_reach()?;
@@ -110,75 +110,79 @@ impl<'a> Post<'_, Batch<'a>> {
         }
     }
 
-    /// Returns the way between two regions, found once for all pieces between them.
-    fn way(
+    /// Returns the path between two regions, found once for all pieces between them.
+    fn path(
         &self,
-        plan: &mut Plan<'a>,
+        plan: &mut BatchPlan<'a>,
         (local, rmr): (&'a Region, &'a RemoteKey),
         near: Option<&Arc<dyn Gpu>>,
         count: usize,
-    ) -> Result<Way<'a>, PostError> {
+    ) -> Result<PiecePath<'a>, PostError> {
         local.recheck().map_err(PostError::Freed)?;
-        let place = Place { rmr, offset: 0, notify: None };
+        let place = RmaPlace { rmr, offset: 0, notify: None };
         let mapped = self.remote(&place, 0, local.gpu().or(near))?;
         let other = mapped.map_or(MemKind::Host, |(region, _)| region.kind());
         check_kinds(other, local.kind()).map_err(PostError::Memory)?;
         let Some((region, base)) = mapped else {
-            return Ok(if self.goes_by_nic(&place) { Way::Alone } else { Way::ByOwner });
+            return Ok(if self.goes_by_nic(&place) {
+                PiecePath::Alone
+            } else {
+                PiecePath::ByOwner
+            });
         };
         if mover(Some(region.kind()), local.kind()) == Mover::Cpu {
-            return Ok(Way::Host(region, base));
+            return Ok(PiecePath::Host(region, base));
         }
         let (dst, src) = if self.kind.is_put { (region, local) } else { (local, region) };
         if count == 0 {
-            return Ok(Way::Alone);
+            return Ok(PiecePath::Alone);
         }
         let at = match plan.together.iter().position(|together| together.takes(dst, src)) {
             Some(at) => at,
             None => {
                 let Some(together) = Together::between(dst, src, count) else {
-                    return Ok(Way::Alone);
+                    return Ok(PiecePath::Alone);
                 };
                 plan.together.push(together);
                 plan.together.len() - 1
             }
         };
         plan.mapped.push((region, local.kind()));
-        Ok(Way::Together(at, region, base))
+        Ok(PiecePath::Together(at, region, base))
     }
 
     fn plan_pieces(
         &self,
         pieces: &'a [Piece<'a>],
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<Plan<'a>, PostError> {
-        let mut plan = Plan::default();
-        let mut apart = Apart::new();
+    ) -> Result<BatchPlan<'a>, PostError> {
+        let mut plan = BatchPlan::default();
+        let mut check = OverlapCheck::new();
         let mut known = [None; PAIRS];
         let (mut at, mut found) = (0, 0);
         while let Some(first) = pieces.get(at) {
             let &Piece { local, rmr, .. } = first;
-            // Most pieces are between the same two regions as recent ones, so the way is found
+            // Most pieces are between the same two regions as recent ones, so the path is found
             // once.
             let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
-            let way = match before {
-                Some(&(_, way)) => way,
+            let path = match before {
+                Some(&(_, path)) => path,
                 None => {
-                    let way = self.way(&mut plan, (local, rmr), near, pieces.len() - at);
-                    let way =
-                        way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
-                    known[found % PAIRS] = Some(((local, rmr), way));
+                    let path = self.path(&mut plan, (local, rmr), near, pieces.len() - at);
+                    let path =
+                        path.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
+                    known[found % PAIRS] = Some(((local, rmr), path));
                     found += 1;
-                    way
+                    path
                 }
             };
             let block = pieces.get(at..pieces.len().min(at + BLOCK)).unwrap_or_default();
             let other = block.iter().position(|piece| !piece.is_between((local, rmr)));
             let run = block.get(..other.unwrap_or(block.len())).unwrap_or_default();
             let planned = if self.kind.is_put {
-                plan_run::<true>(&mut plan, &mut apart, way, (local, rmr), run)
+                plan_run::<true>(&mut plan, &mut check, path, (local, rmr), run)
             } else {
-                plan_run::<false>(&mut plan, &mut apart, way, (local, rmr), run)
+                plan_run::<false>(&mut plan, &mut check, path, (local, rmr), run)
             };
             planned.map_err(|(behind, cause)| PostError::Piece {
                 at: at + behind,
@@ -187,7 +191,7 @@ impl<'a> Post<'_, Batch<'a>> {
             at += run.len();
         }
         plan.together.retain(|together| together.count() > 0);
-        if !apart.is_known {
+        if !check.is_known {
             overlap(pieces, self.kind.is_put)?;
         }
         Ok(plan)
@@ -197,21 +201,22 @@ impl<'a> Post<'_, Batch<'a>> {
         &self,
         pair: &StridedPair<'a>,
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<Plan<'a>, PostError> {
+    ) -> Result<BatchPlan<'a>, PostError> {
         let StridedPair { local, ours, rmr, theirs } = *pair;
         let wrong = |which| move |cause| PostError::Strided { which, cause };
         Strided::grid(ours, theirs).map_err(wrong("local"))?;
         ours.check(local.len()).map_err(wrong("local"))?;
         theirs.check_within(rmr.len()).map_err(wrong("remote"))?;
         // Its bytes lie within memory, so they can be counted.
-        let mut plan = Plan { size: ours.checked_len().unwrap_or(usize::MAX), ..Plan::default() };
-        let way = self.way(&mut plan, (local, rmr), near, 1)?;
+        let mut plan =
+            BatchPlan { size: ours.checked_len().unwrap_or(usize::MAX), ..BatchPlan::default() };
+        let path = self.path(&mut plan, (local, rmr), near, 1)?;
         if ours.is_empty() {
             plan.together.clear();
             return Ok(plan);
         }
-        match way {
-            Way::Together(at, region, base) => {
+        match path {
+            PiecePath::Together(at, region, base) => {
                 // The key may have been forged: the mapping decides.
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
@@ -223,19 +228,19 @@ impl<'a> Post<'_, Batch<'a>> {
                     }
                 }
             }
-            Way::Host(region, base) => {
+            PiecePath::Host(region, base) => {
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
                 plan.host_strided = Some((region, base));
             }
-            Way::ByOwner | Way::Alone => {
+            PiecePath::ByOwner | PiecePath::Alone => {
                 let piece = |(here, there): (usize, usize)| Piece {
                     local,
                     range: here..here + ours.count[0],
                     rmr,
                     offset: there as u64,
                 };
-                pair.rows().map(piece).for_each(|piece| plan.leave(piece, way));
+                pair.rows().map(piece).for_each(|piece| plan.leave(piece, path));
             }
         }
         Ok(plan)
@@ -259,36 +264,36 @@ fn add_rows(
     }
 }
 
-/// Pairs of regions for which the way of pieces is cached: a program may put this many fields in
+/// Pairs of regions for which the path of pieces is cached: a program may put this many fields in
 /// turns.
 const PAIRS: usize = 8;
 
 /// Pieces that are grouped by their regions, and then checked, while they are still in the cache.
 const BLOCK: usize = 64;
 
-/// Checks pieces between one region here and one there, which go by one way, and adds them to the
+/// Checks pieces between one region here and one there, which take one path, and adds them to the
 /// plan. Returns the first that is wrong, with its number among them.
 fn plan_run<'a, const IS_PUT: bool>(
-    plan: &mut Plan<'a>,
-    apart: &mut Apart,
-    way: Way<'a>,
+    plan: &mut BatchPlan<'a>,
+    check: &mut OverlapCheck,
+    path: PiecePath<'a>,
     (local, rmr): (&'a Region, &'a RemoteKey),
     run: &'a [Piece<'a>],
 ) -> Result<(), (usize, PostError)> {
-    apart.enter(if IS_PUT { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });
+    check.enter(if IS_PUT { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });
     let named = Limit { here: local.len(), there: rmr.len() };
-    match way {
-        Way::ByOwner | Way::Alone => {
+    match path {
+        PiecePath::ByOwner | PiecePath::Alone => {
             for (at, piece) in run.iter().enumerate() {
                 let (start, len) = named.check(piece).map_err(|cause| (at, cause))?;
-                apart.note(if IS_PUT { piece.offset } else { start as u64 }, len);
+                check.note(if IS_PUT { piece.offset } else { start as u64 }, len);
                 plan.size = plan.size.saturating_add(len);
                 if len > 0 {
-                    plan.leave(piece.clone(), way);
+                    plan.leave(piece.clone(), path);
                 }
             }
         }
-        Way::Together(number, region, base) => {
+        PiecePath::Together(number, region, base) => {
             let limit = named.and_mapped(region, base);
             let Some(together) = plan.together.get_mut(number) else { return Ok(()) };
             let base = base.min(region.len());
@@ -298,7 +303,7 @@ fn plan_run<'a, const IS_PUT: bool>(
             } else {
                 ((local, here), (region, there))
             };
-            let mut places = Places::behind(apart);
+            let mut places = Places::behind(check);
             let taken = together.between_parts(dst, src).is_some_and(|mut between| {
                 between.extend(run, |piece| {
                     let (here, there, len) = places.note::<IS_PUT>(piece);
@@ -308,11 +313,11 @@ fn plan_run<'a, const IS_PUT: bool>(
             if !taken {
                 return Err(limit.first_outside(run));
             }
-            places.are_all_of(plan, apart);
+            places.are_all_of(plan, check);
         }
-        Way::Host(region, base) => {
+        PiecePath::Host(region, base) => {
             let limit = named.and_mapped(region, base);
-            let mut places = Places::behind(apart);
+            let mut places = Places::behind(check);
             let (mut bits, mut ends) = (0, (0, 0));
             for piece in run {
                 let (here, there, len) = places.note::<IS_PUT>(piece);
@@ -326,7 +331,7 @@ fn plan_run<'a, const IS_PUT: bool>(
             if places.size > 0 {
                 plan.host.push(HostRun { local, remote: (region, base), pieces: run });
             }
-            places.are_all_of(plan, apart);
+            places.are_all_of(plan, check);
         }
     }
     Ok(())
@@ -342,8 +347,8 @@ struct Places {
 }
 
 impl Places {
-    fn behind(apart: &Apart) -> Self {
-        Self { size: 0, end: apart.end, is_back: false }
+    fn behind(check: &OverlapCheck) -> Self {
+        Self { size: 0, end: check.end, is_back: false }
     }
 
     /// Returns the local and remote beginning of a piece, and its length, which is meaningless if
@@ -360,10 +365,10 @@ impl Places {
     }
 
     /// Adds a run to the plan, once all of its places are known to lie within memory.
-    fn are_all_of(self, plan: &mut Plan<'_>, apart: &mut Apart) {
+    fn are_all_of(self, plan: &mut BatchPlan<'_>, check: &mut OverlapCheck) {
         plan.size = plan.size.saturating_add(self.size);
-        apart.is_known &= !self.is_back;
-        apart.end = self.end;
+        check.is_known &= !self.is_back;
+        check.end = self.end;
     }
 }
 

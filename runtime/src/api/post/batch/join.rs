@@ -19,17 +19,17 @@ pub(in crate::api::post) struct Join {
     /// The number of the device.
     pub(super) device: u32,
     pub(super) notify: Option<RemoteComp>,
-    pub(super) shares: Mutex<Shares>,
+    pub(super) state: Mutex<JoinState>,
 }
 
 /// The parts in flight, and the share of the thread that begins them.
-pub(super) struct Shares {
+pub(super) struct JoinState {
     left: usize,
     /// The first of them.
     error: Option<OpError>,
 }
 
-impl Default for Shares {
+impl Default for JoinState {
     /// Returns one share, of the thread that begins the parts.
     fn default() -> Self {
         Self { left: 1, error: None }
@@ -37,39 +37,39 @@ impl Default for Shares {
 }
 
 impl Join {
-    fn shares(&self) -> MutexGuard<'_, Shares> {
-        self.shares.lock()
+    fn state(&self) -> MutexGuard<'_, JoinState> {
+        self.state.lock()
     }
 
     /// Adds a part before it begins, as it may end at once.
     pub(super) fn add(&self) {
-        self.shares().left += 1;
+        self.state().left += 1;
     }
 
     /// Takes a share back: a part did not begin, or has ended at once. The beginning thread still
     /// has its own.
     pub(super) fn take_back(&self, error: Option<OpError>) {
-        let mut shares = self.shares();
-        shares.left -= 1;
-        shares.error = shares.error.take().or(error);
+        let mut state = self.state();
+        state.left -= 1;
+        state.error = state.error.take().or(error);
     }
 
     /// Returns `true` if a part has failed, so that the others need not begin.
     pub(super) fn has_failed(&self) -> bool {
-        self.shares().error.is_some()
+        self.state().error.is_some()
     }
 
     /// Removes a share. After the last one it notifies the other rank, if no part has failed.
     /// Returns the status for the batch's completion object.
     pub(super) fn release(&self, error: Option<OpError>) -> Option<Status> {
         let error = {
-            let mut shares = self.shares();
-            shares.error = shares.error.take().or(error);
-            shares.left = shares.left.saturating_sub(1);
-            if shares.left > 0 {
+            let mut state = self.state();
+            state.error = state.error.take().or(error);
+            state.left = state.left.saturating_sub(1);
+            if state.left > 0 {
                 return None;
             }
-            shares.error.take()
+            state.error.take()
         };
         let OpContext { rank, tag, size, .. } = self.op;
         if let (None, Some(comp), Some(runtime)) = (&error, self.notify, self.runtime.upgrade())
@@ -84,7 +84,7 @@ impl Join {
 impl Completion for Join {
     fn signal(&self, status: Status) -> Result<(), Status> {
         // Signaled once more, since the inner object had no room: all parts have ended already.
-        let last = if self.shares().left == 0 {
+        let last = if self.state().left == 0 {
             Some(status)
         } else {
             self.release(status.error.map(|error| *error))
@@ -124,7 +124,7 @@ mod tests {
             runtime: Weak::new(),
             device: 0,
             notify: None,
-            shares: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 

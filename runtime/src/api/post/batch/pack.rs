@@ -128,7 +128,7 @@ impl Post<'_, Batch<'_>> {
             second: 0,
         };
         let end: Arc<dyn Completion> =
-            Arc::new(End { join: join.clone(), in_flight: Mutex::new(Some(in_flight)) });
+            Arc::new(PackEnd { join: join.clone(), in_flight: Mutex::new(Some(in_flight)) });
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // The size of this pack; the join reports that of the batch.
@@ -156,7 +156,7 @@ impl Post<'_, Batch<'_>> {
             let op = OpContext { rank, size: bytes, ..op };
             let landing = device.expect_answer(runtime, packed.whole().into(), op);
             // The deadline is that of the operations in it.
-            let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
+            let comp: Arc<dyn Completion> = Arc::new(PackOffered { onward, rank, landing });
             let operation = OpContext { comp: Some(comp), deadline: Deadline::NEVER, ..operation };
             ask(device, runtime, (landing, request), operation, &list);
         }
@@ -179,12 +179,12 @@ fn ask(
 }
 
 /// The end of a pack.
-struct End {
+struct PackEnd {
     join: Arc<Join>,
     in_flight: Mutex<Option<Arc<PackedInFlight>>>,
 }
 
-impl Completion for End {
+impl Completion for PackEnd {
     fn signal(&self, status: Status) -> Result<(), Status> {
         drop(taken(&self.in_flight));
         self.join.signal(status)
@@ -275,13 +275,13 @@ impl Completion for Answered {
 }
 
 /// The owner has the list, or has refused it: then the answer does not come.
-struct Refused {
+struct PackOffered {
     onward: Onward,
     rank: Rank,
     landing: u64,
 }
 
-impl Completion for Refused {
+impl Completion for PackOffered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let (Some(error), Some(runtime)) = (status.error, self.onward.runtime.upgrade()) else {
             return Ok(());

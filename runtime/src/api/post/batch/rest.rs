@@ -7,7 +7,7 @@ use super::pack::Pack;
 use super::{Batch, Piece};
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::api::post::options::{Outcome, Post};
-use crate::api::post::place::Place;
+use crate::api::post::place::RmaPlace;
 use crate::api::post::rma::{Get, Put};
 use crate::api::post::submit::Kind;
 use crate::comp::Completion;
@@ -114,7 +114,7 @@ impl Post<'_, Batch<'_>> {
         is_put: bool,
         comp: &Arc<dyn Completion>,
     ) -> Result<Outcome, PostError> {
-        let place = Place { rmr: &single.rmr, offset: single.offset, notify: None };
+        let place = RmaPlace { rmr: &single.rmr, offset: single.offset, notify: None };
         let buffer = Buffer::Region(single.local.clone());
         if is_put {
             let kind = Put { buffer: Some(SendBuffer::Owned(buffer)), place };
