@@ -18,17 +18,17 @@ use super::protocol::Frame;
 pub(super) struct Arrivals {
     /// This rank.
     rank: u32,
-    answers: HashMap<String, Answer>,
+    answers: HashMap<String, StoreAnswer>,
     untaken: usize,
     fences_done: u64,
     gone: Vec<(u32, Departure)>,
-    end: Option<End>,
+    end: Option<EndCause>,
     for_gets: Flag,
     for_fences: Flag,
 }
 
 #[derive(Debug)]
-enum Answer {
+enum StoreAnswer {
     Asked,
     /// The store had no value then.
     Missing,
@@ -40,7 +40,7 @@ enum Answer {
 
 /// The reason why no further answer comes.
 #[derive(Clone, Debug)]
-enum End {
+enum EndCause {
     LauncherGone,
     StoreGone { rank: u32, address: String },
     Refused(String),
@@ -78,16 +78,17 @@ impl Arrivals {
         match frame {
             Frame::Value { key, value } => {
                 // An unexpected answer, or a second one, does not fail the rank.
-                if let Some(answer @ (Answer::Asked | Answer::Missing)) = self.answers.get_mut(&key)
+                if let Some(answer @ (StoreAnswer::Asked | StoreAnswer::Missing)) =
+                    self.answers.get_mut(&key)
                 {
-                    *answer = Answer::Arrived(value);
+                    *answer = StoreAnswer::Arrived(value);
                     self.untaken += 1;
                     self.for_gets.raise();
                 }
             }
             Frame::Missing { key } => {
-                if let Some(answer @ Answer::Asked) = self.answers.get_mut(&key) {
-                    *answer = Answer::Missing;
+                if let Some(answer @ StoreAnswer::Asked) = self.answers.get_mut(&key) {
+                    *answer = StoreAnswer::Missing;
                 }
             }
             Frame::FenceDone { number } => {
@@ -98,7 +99,7 @@ impl Arrivals {
                 self.gone.push((rank, how));
                 if rank == self.rank {
                     // The store reads no frame of this rank any more.
-                    return self.end(End::LauncherGone);
+                    return self.end(EndCause::LauncherGone);
                 }
                 self.for_fences.raise();
                 if !how.is_orderly() {
@@ -111,7 +112,7 @@ impl Arrivals {
                 self.for_fences.raise();
                 self.for_gets.raise();
             }
-            Frame::Refused { why } => self.end(End::Refused(why)),
+            Frame::Refused { why } => self.end(EndCause::Refused(why)),
             // Only ranks send these frames, or the launcher sends them once, before all others.
             Frame::Hello { .. }
             | Frame::Put { .. }
@@ -123,12 +124,12 @@ impl Arrivals {
 
     /// Notes that the launcher has hung up.
     pub(super) fn launcher_gone(&mut self) {
-        self.end(End::LauncherGone);
+        self.end(EndCause::LauncherGone);
     }
 
     /// Notes that rank 0, which has the store, has hung up.
     pub(super) fn store_gone(&mut self, rank: u32, address: String) {
-        self.end(End::StoreGone { rank, address });
+        self.end(EndCause::StoreGone { rank, address });
     }
 
     /// Notes an event that wakes a fence.
@@ -136,7 +137,7 @@ impl Arrivals {
         self.for_fences.lower();
     }
 
-    fn end(&mut self, end: End) {
+    fn end(&mut self, end: EndCause) {
         // A refusal explains the hang-up that may follow it.
         self.end.get_or_insert(end);
         self.for_gets.raise();
@@ -147,11 +148,11 @@ impl Arrivals {
     pub(super) fn answer(&mut self, key: &str) -> Option<Vec<u8>> {
         let answer = self.answers.get_mut(key)?;
         match answer {
-            Answer::Asked | Answer::Missing => None,
-            Answer::Taken(value) => Some(value.clone()),
-            Answer::Arrived(value) => {
+            StoreAnswer::Asked | StoreAnswer::Missing => None,
+            StoreAnswer::Taken(value) => Some(value.clone()),
+            StoreAnswer::Arrived(value) => {
                 let value = std::mem::take(value);
-                *answer = Answer::Taken(value.clone());
+                *answer = StoreAnswer::Taken(value.clone());
                 self.untaken -= 1;
                 if self.untaken == 0 && self.end.is_none() && self.lost(|_| true).is_none() {
                     self.for_gets.lower();
@@ -166,7 +167,7 @@ impl Arrivals {
         if self.answers.contains_key(key) {
             return false;
         }
-        self.answers.insert(key.to_owned(), Answer::Asked);
+        self.answers.insert(key.to_owned(), StoreAnswer::Asked);
         true
     }
 
@@ -177,17 +178,17 @@ impl Arrivals {
             (None, _) => Ok(()),
             // It explains the store's end.
             (Some(_), Some(&(rank, how))) => Err(BootstrapError::RankGone { rank, how }),
-            (Some(End::LauncherGone), _) => Err(BootstrapError::LauncherGone),
-            (Some(End::StoreGone { rank, address }), _) => {
+            (Some(EndCause::LauncherGone), _) => Err(BootstrapError::LauncherGone),
+            (Some(EndCause::StoreGone { rank, address }), _) => {
                 Err(BootstrapError::StoreGone { rank: *rank, address: address.clone() })
             }
-            (Some(End::Refused(why)), _) => Err(BootstrapError::Refused { why: why.clone() }),
+            (Some(EndCause::Refused(why)), _) => Err(BootstrapError::Refused { why: why.clone() }),
         }
     }
 
     /// Fails when a key may never come: it is missing, and not only its answer.
     pub(super) fn check_get(&self, key: &str) -> Result<(), BootstrapError> {
-        if matches!(self.answers.get(key), Some(Answer::Asked)) && self.end.is_none() {
+        if matches!(self.answers.get(key), Some(StoreAnswer::Asked)) && self.end.is_none() {
             return Ok(());
         }
         self.check(|_| true)

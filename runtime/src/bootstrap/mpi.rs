@@ -38,7 +38,7 @@ const ROOM: usize = 4096;
 /// The bytes by which a rank presents itself.
 #[derive(Clone, Copy, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Block {
+struct RankBytes {
     rank: U32,
     /// Count of ranks; 0 if the rank has failed.
     count: U32,
@@ -159,22 +159,22 @@ impl Handle for *mut c_void {
     }
 }
 
-type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
-type AskOf<H> = unsafe extern "C" fn(H, *mut c_int) -> c_int;
+type Inquiry = unsafe extern "C" fn(*mut c_int) -> c_int;
+type CommInquiry<H> = unsafe extern "C" fn(H, *mut c_int) -> c_int;
 type Allgather<H> =
     unsafe extern "C" fn(*const c_void, c_int, H, *mut c_void, c_int, H, H) -> c_int;
 type Bcast<H> = unsafe extern "C" fn(*mut c_void, c_int, H, c_int, H) -> c_int;
-type ErrorString = unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int;
+type MpiErrorString = unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int;
 
 /// The functions of the library, and a communicator that is not null.
 #[derive(Debug)]
 struct Mpi<H> {
-    rank: AskOf<H>,
-    size: AskOf<H>,
-    is_between: AskOf<H>,
+    rank: CommInquiry<H>,
+    size: CommInquiry<H>,
+    is_between: CommInquiry<H>,
     allgather: Allgather<H>,
     bcast: Bcast<H>,
-    error_string: ErrorString,
+    error_string: MpiErrorString,
     comm: usize,
     byte: usize,
     seat: Seat,
@@ -209,7 +209,7 @@ impl<H: Handle> Mpi<H> {
             // SAFETY: the type is the standard's for the four names below. Every thread may call
             // those, the first two at any time, the others between them. The place for the answer
             // is ours.
-            let code = unsafe { function::<Ask>(library, call)?(&raw mut answer) };
+            let code = unsafe { function::<Inquiry>(library, call)?(&raw mut answer) };
             mpi.check(call, code).map(|()| answer)
         };
         if ask("MPI_Initialized")? == 0 {
@@ -261,20 +261,25 @@ impl<H: Handle> Mpi<H> {
     fn present(&self, joins: bool) -> Result<u32, BootstrapError> {
         let Seat { rank, size, .. } = self.seat;
         let node = carrack_transports::net::boot_id().unwrap_or_default();
-        let mine = block(rank, if joins { size } else { 0 }, node);
-        let mut all = vec![Block::new_zeroed(); size as usize];
+        let mine = rank_bytes(rank, if joins { size } else { 0 }, node);
+        let mut all = vec![RankBytes::new_zeroed(); size as usize];
         let (byte, comm) = (H::of(self.byte), H::of(self.comm));
-        let len = size_of::<Block>() as c_int;
+        let len = size_of::<RankBytes>() as c_int;
         let (from, to) = ((&raw const mine).cast(), all.as_mut_ptr().cast());
         // SAFETY: the communicator lives, by the promise of `MpiComm::from_raw`; it has one group,
-        // of `size` ranks, and there is room for a block of each.
+        // of `size` ranks, and there is room for the bytes of each.
         let code = unsafe { (self.allgather)(from, len, byte, to, len, byte, comm) };
         self.check("MPI_Allgather", code)?;
         review(&all, rank, node).map_err(failed)
     }
 
     /// Asks for a number of a communicator.
-    fn ask(&self, call: &str, function: AskOf<H>, comm: usize) -> Result<c_int, BootstrapError> {
+    fn ask(
+        &self,
+        call: &str,
+        function: CommInquiry<H>,
+        comm: usize,
+    ) -> Result<c_int, BootstrapError> {
         let mut answer = 0;
         // SAFETY: the communicator is that of all ranks, or one that lives by the promise of
         // `MpiComm::from_raw`; the place for the answer is ours.
@@ -320,17 +325,17 @@ impl<H: Handle> Exchange for Mpi<H> {
     fn end(&mut self) {}
 }
 
-fn block(rank: u32, count: u32, node: [u8; 16]) -> Block {
-    Block { rank: rank.into(), count: count.into(), node }
+fn rank_bytes(rank: u32, count: u32, node: [u8; 16]) -> RankBytes {
+    RankBytes { rank: rank.into(), count: count.into(), node }
 }
 
 /// Returns the place of a rank on its node, or the reason why not all count the same ranks. If one
 /// rank gets a reason, all do.
-fn review(all: &[Block], rank: u32, node: [u8; 16]) -> Result<u32, String> {
+fn review(all: &[RankBytes], rank: u32, node: [u8; 16]) -> Result<u32, String> {
     let size = all.len() as u32;
     let mut place = 0;
     for (at, theirs) in (0..).zip(all) {
-        let expected = block(at, size, node);
+        let expected = rank_bytes(at, size, node);
         let (other, count) = (theirs.rank.get(), theirs.count.get());
         if (other, count) != (at, size) {
             if count == 0 {
@@ -406,13 +411,13 @@ mod tests {
     #[test]
     fn ranks_count_each_other_by_node() {
         let (a, b) = ([b'a'; 16], [b'b'; 16]);
-        let blocks = [(0, a), (1, b), (2, a), (3, a)];
-        let all = blocks.map(|(rank, node)| block(rank, 4, node));
-        let places = blocks.map(|(rank, node)| review(&all, rank, node).unwrap());
+        let ranks = [(0, a), (1, b), (2, a), (3, a)];
+        let all = ranks.map(|(rank, node)| rank_bytes(rank, 4, node));
+        let places = ranks.map(|(rank, node)| review(&all, rank, node).unwrap());
         assert_eq!(places, [0, 0, 1, 2]);
         let why = review(&all[..3], 0, a).unwrap_err();
         assert!(why.contains("counts 3 ranks, and in place 0 is rank 0 of 4"), "{why}");
-        let failing = [block(0, 2, a), block(1, 0, a)];
+        let failing = [rank_bytes(0, 2, a), rank_bytes(1, 0, a)];
         assert!(review(&failing, 0, a).unwrap_err().contains("rank 1 has failed"));
     }
 }

@@ -59,7 +59,7 @@ struct Proc {
 /// `pmix_byte_object_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Bytes {
+struct ByteObject {
     bytes: *mut c_void,
     size: usize,
 }
@@ -70,7 +70,7 @@ union Data {
     int: c_int,
     uint16: u16,
     uint32: u32,
-    bytes: Bytes,
+    bytes: ByteObject,
     /// The longest member of the standard's union.
     words: [u64; 3],
 }
@@ -96,22 +96,22 @@ const _: () = assert!(size_of::<Info>() == 552);
 
 type Init = unsafe extern "C" fn(*mut Proc, *const Info, usize) -> c_int;
 type Finalize = unsafe extern "C" fn(*const Info, usize) -> c_int;
-type Put = unsafe extern "C" fn(u8, *const u8, *mut Value) -> c_int;
+type PmixPut = unsafe extern "C" fn(u8, *const u8, *mut Value) -> c_int;
 type Commit = unsafe extern "C" fn() -> c_int;
 type Fence = unsafe extern "C" fn(*const Proc, usize, *const Info, usize) -> c_int;
-type Get =
+type PmixGet =
     unsafe extern "C" fn(*const Proc, *const u8, *const Info, usize, *mut *mut Value) -> c_int;
-type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+type PmixErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
 /// The functions of an open library, which stays open: its threads run in it.
 struct Functions {
     init: Init,
     finalize: Finalize,
-    put: Put,
+    put: PmixPut,
     commit: Commit,
     fence: Fence,
-    get: Get,
-    error_string: ErrorString,
+    get: PmixGet,
+    error_string: PmixErrorString,
 }
 
 impl Functions {
@@ -249,7 +249,7 @@ impl Exchange for Pmix {
         let functions = &self.functions;
         if let Some(card) = card {
             let mut card = card.to_vec();
-            let bytes = Bytes { bytes: card.as_mut_ptr().cast(), size: card.len() };
+            let bytes = ByteObject { bytes: card.as_mut_ptr().cast(), size: card.len() };
             let mut value = Value { kind: BYTE_OBJECT, data: Data { bytes } };
             let key = text::<512>(KEY);
             // SAFETY: the key ends with a zero, and the value's bytes live until the call returns,
@@ -274,7 +274,7 @@ impl Exchange for Pmix {
         functions.check("PMIx_Fence", code)?;
         let value = functions.get(&Proc { rank: 0, ..self.me }, KEY, BYTE_OBJECT)?;
         // SAFETY: a value of type BYTE_OBJECT has this member.
-        let Bytes { bytes, size } = unsafe { value.data.bytes };
+        let ByteObject { bytes, size } = unsafe { value.data.bytes };
         if bytes.is_null() || size > LONGEST {
             return Err(failed(format!("what rank 0 has put has {size} bytes")));
         }

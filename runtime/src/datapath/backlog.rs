@@ -14,7 +14,7 @@ use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
 
 /// The result of one step.
-pub(crate) enum Step {
+pub(crate) enum BacklogStep {
     /// The operation still waits for its turn or for room.
     Waits,
     /// The operation waits for an event of the user. Or no more offers may be in flight, and it
@@ -27,7 +27,7 @@ pub(crate) enum Step {
     HandedOver,
 }
 
-impl Step {
+impl BacklogStep {
     /// Returns the state of an operation that could not be offered: it waits for room on the link,
     /// or for the end of other offers.
     fn until_offered(may_offer: bool) -> Self {
@@ -37,16 +37,21 @@ impl Step {
 
 impl Parked {
     /// Continues the operation as far as possible now.
-    pub(crate) fn step(&mut self, carrier: &Carrier, device: &Port, linked: &Linked) -> Step {
+    pub(crate) fn step(
+        &mut self,
+        carrier: &Carrier,
+        device: &Port,
+        linked: &Linked,
+    ) -> BacklogStep {
         loop {
             let stage = std::mem::replace(&mut self.stage, Stage::Ended(Buffer::Empty));
             let (stage, waits) = match stage {
                 Stage::After(event, buffer) => match event.query() {
-                    Ok(false) => (Stage::After(event, buffer), Some(Step::Held)),
+                    Ok(false) => (Stage::After(event, buffer), Some(BacklogStep::Held)),
                     Ok(true) => (Stage::Ready(buffer), None),
                     Err(error) => {
                         self.stage = Stage::Ended(buffer);
-                        return Step::Ended(Err(OpError::Event(error)));
+                        return BacklogStep::Ended(Err(OpError::Event(error)));
                     }
                 },
                 Stage::Ready(buffer) => match self.begin(buffer, carrier, device, linked) {
@@ -54,14 +59,14 @@ impl Parked {
                     Err(step) => return step,
                 },
                 Stage::Staging(mut transfer, block) => match transfer.poll() {
-                    None => (Stage::Staging(transfer, block), Some(Step::Waits)),
+                    None => (Stage::Staging(transfer, block), Some(BacklogStep::Waits)),
                     Some(outcome) => {
                         let buffer = transfer.into_buffers().1;
                         match outcome {
                             Ok(()) => (Stage::Staged(block, buffer), None),
                             Err(error) => {
                                 self.stage = Stage::Ended(buffer);
-                                return Step::Ended(Err(OpError::Copy(error)));
+                                return BacklogStep::Ended(Err(OpError::Copy(error)));
                             }
                         }
                     }
@@ -82,7 +87,9 @@ impl Parked {
                     let copy = block.first(buffer.len());
                     let op = Op::AmCopied { header: self.header, bytes: copy.view() };
                     match linked.link.submit(op) {
-                        Ok(Submit::Busy(_)) => (Stage::Staged(block, buffer), Some(Step::Waits)),
+                        Ok(Submit::Busy(_)) => {
+                            (Stage::Staged(block, buffer), Some(BacklogStep::Waits))
+                        }
                         done => {
                             self.stage = Stage::Ended(buffer);
                             return self.submitted(done);
@@ -91,7 +98,7 @@ impl Parked {
                 }
                 Stage::Ended(buffer) => {
                     self.stage = Stage::Ended(buffer);
-                    return Step::Ended(Ok(()));
+                    return BacklogStep::Ended(Ok(()));
                 }
             };
             self.stage = stage;
@@ -108,11 +115,11 @@ impl Parked {
         carrier: &Carrier,
         device: &Port,
         linked: &Linked,
-    ) -> Result<(Stage, Option<Step>), Step> {
+    ) -> Result<(Stage, Option<BacklogStep>), BacklogStep> {
         if let Some(required) = self.required.filter(|path| *path != linked.transport) {
             self.stage = Stage::Ended(buffer);
             let error = linked.wrong_path(self.op.rank, required);
-            return Err(Step::Ended(Err(OpError::of_post(error, self.op.rank))));
+            return Err(BacklogStep::Ended(Err(OpError::of_post(error, self.op.rank))));
         }
         let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
         let maps = (Message::is_send(self.header) || len > packet) && carrier.may_map(linked);
@@ -121,12 +128,12 @@ impl Parked {
             match device.offer_mapped(carrier, linked, self.header, self.context(), &mut buffer) {
                 Some(Ok(Submit::Busy(_))) => {
                     let may_offer = !device.transfers.is_full();
-                    return Ok((Stage::Ready(buffer), Some(Step::until_offered(may_offer))));
+                    return Ok((Stage::Ready(buffer), Some(BacklogStep::until_offered(may_offer))));
                 }
-                Some(Ok(_)) => return Err(Step::HandedOver),
+                Some(Ok(_)) => return Err(BacklogStep::HandedOver),
                 Some(Err(error)) => {
                     self.stage = Stage::Ended(buffer);
-                    return Err(Step::Ended(Err(OpError::of_submit(&error, self.op.rank))));
+                    return Err(BacklogStep::Ended(Err(OpError::of_submit(&error, self.op.rank))));
                 }
                 None => planned = plan(kind, len, &linked.caps, packet, false),
             }
@@ -138,7 +145,7 @@ impl Parked {
             Plan::Copy => {
                 let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
                 match linked.link.submit(op) {
-                    Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
+                    Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(BacklogStep::Waits))),
                     done => {
                         self.stage = Stage::Ended(buffer);
                         Err(self.submitted(done))
@@ -147,16 +154,18 @@ impl Parked {
             }
             Plan::HandOver => {
                 let Ok(token) = device.outstanding.insert(OnLink::of(self.context())) else {
-                    return Ok((Stage::Ready(buffer), Some(Step::Waits)));
+                    return Ok((Stage::Ready(buffer), Some(BacklogStep::Waits)));
                 };
                 let op =
                     Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
                 match linked.link.submit(op) {
-                    Ok(Submit::Posted) => Err(Step::HandedOver),
+                    Ok(Submit::Posted) => Err(BacklogStep::HandedOver),
                     other => {
                         device.outstanding.take(token);
                         match other {
-                            Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
+                            Ok(Submit::Busy(_)) => {
+                                Ok((Stage::Ready(buffer), Some(BacklogStep::Waits)))
+                            }
                             done => {
                                 self.stage = Stage::Ended(buffer);
                                 Err(self.submitted(done))
@@ -170,7 +179,7 @@ impl Parked {
             Plan::Refuse => {
                 let refused = check_kinds(MemKind::Host, kind);
                 self.stage = Stage::Ended(buffer);
-                Err(Step::Ended(refused.map_err(OpError::Copy)))
+                Err(BacklogStep::Ended(refused.map_err(OpError::Copy)))
             }
         }
     }
@@ -186,7 +195,7 @@ impl Parked {
         &mut self,
         mut buffer: Buffer,
         carrier: &Carrier,
-    ) -> Result<(Stage, Option<Step>), Step> {
+    ) -> Result<(Stage, Option<BacklogStep>), BacklogStep> {
         let (kind, len) = (buffer.view().place().kind(), buffer.len());
         let refused = match buffer.view().place().gpu().cloned() {
             // Each peer may take one: the operations behind it wait.
@@ -198,12 +207,12 @@ impl Parked {
                         Err(refused.cause)
                     }
                 },
-                None => return Ok((Stage::Ready(buffer), Some(Step::Waits))),
+                None => return Ok((Stage::Ready(buffer), Some(BacklogStep::Waits))),
             },
             None => check_kinds(MemKind::Host, kind),
         };
         self.stage = Stage::Ended(buffer);
-        Err(Step::Ended(refused.map_err(OpError::Copy)))
+        Err(BacklogStep::Ended(refused.map_err(OpError::Copy)))
     }
 
     fn offer_now(
@@ -212,7 +221,7 @@ impl Parked {
         device: &Port,
         linked: &Linked,
         is_held: bool,
-    ) -> Result<(Stage, Option<Step>), Step> {
+    ) -> Result<(Stage, Option<BacklogStep>), BacklogStep> {
         match self.offer(device, linked, &mut buffer, is_held) {
             Ok(step) => {
                 self.stage = Stage::Ended(buffer);
@@ -229,14 +238,14 @@ impl Parked {
         linked: &Linked,
         bytes: &mut Buffer,
         is_held: bool,
-    ) -> Result<Step, Step> {
+    ) -> Result<BacklogStep, BacklogStep> {
         if !device.transfers.may_offer(self.header, is_held) {
-            return Err(Step::until_offered(false));
+            return Err(BacklogStep::until_offered(false));
         }
         match device.transfers.offer(linked, self.header, self.context(), bytes, None) {
-            Ok(Submit::Busy(_)) => Err(Step::until_offered(true)),
-            Ok(_) => Ok(Step::HandedOver),
-            Err(error) => Ok(Step::Ended(Err(OpError::of_submit(&error, self.op.rank)))),
+            Ok(Submit::Busy(_)) => Err(BacklogStep::until_offered(true)),
+            Ok(_) => Ok(BacklogStep::HandedOver),
+            Err(error) => Ok(BacklogStep::Ended(Err(OpError::of_submit(&error, self.op.rank)))),
         }
     }
 
@@ -245,10 +254,10 @@ impl Parked {
         OpContext { comp: self.op.comp.clone(), ..self.op }
     }
 
-    fn submitted(&self, submitted: Result<Submit, SubmitError>) -> Step {
+    fn submitted(&self, submitted: Result<Submit, SubmitError>) -> BacklogStep {
         match submitted {
-            Ok(_) => Step::Ended(Ok(())),
-            Err(error) => Step::Ended(Err(OpError::of_submit(&error, self.op.rank))),
+            Ok(_) => BacklogStep::Ended(Ok(())),
+            Err(error) => BacklogStep::Ended(Err(OpError::of_submit(&error, self.op.rank))),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The transfers of a device, and the work of the thread that continues one.
 
 use super::carrier::Carrier;
-use super::kernel_copy::Step;
+use super::kernel_copy::PullStep;
 use super::port::Port;
 use super::rx::RxOp;
 use super::tx::TxOp;
@@ -41,7 +41,7 @@ pub(crate) enum Event {
     /// The owner of the memory has refused the message that asks for its bytes.
     Refused(OpError),
     /// The kernel has copied a piece of it, or could not.
-    Pulled(Step),
+    Pulled(PullStep),
     /// The RTS was not sent.
     Unsent,
     /// The transfer's deadline has passed.

@@ -39,7 +39,7 @@ pub(super) struct Pull {
 }
 
 /// The result of a step of a pull.
-pub(crate) enum Step {
+pub(crate) enum PullStep {
     /// More bytes are left.
     Copied,
     /// The remaining bytes are with the sender, or the link is not ready.
@@ -96,18 +96,18 @@ impl Pull {
     }
 
     /// Copies a piece of a message of `size` bytes.
-    fn step(&mut self, buffer: Option<&mut Buffer>, size: usize, budget: &mut usize) -> Step {
+    fn step(&mut self, buffer: Option<&mut Buffer>, size: usize, budget: &mut usize) -> PullStep {
         if !self.memory.is_ready() {
-            return Step::Waits;
+            return PullStep::Waits;
         }
         let next = match &self.share {
             None => None,
             Some(share) => match share.take() {
                 Some(piece) => Some(piece),
                 None => match share.others() {
-                    OtherPieces::Waiting => return Step::Waits,
+                    OtherPieces::Waiting => return PullStep::Waits,
                     OtherPieces::Settled => {
-                        return self.failed.take().map_or(Step::Ended, Step::Failed);
+                        return self.failed.take().map_or(PullStep::Ended, PullStep::Failed);
                     }
                     OtherPieces::Failed(from) => {
                         // The bytes are copied as if the sender had not helped.
@@ -118,24 +118,24 @@ impl Pull {
             },
         };
         if let Some(why) = self.failed.take() {
-            return Step::Failed(why);
+            return PullStep::Failed(why);
         }
         let (begin, len) = next.unwrap_or((self.done, MOST.min(size - self.done)));
         if len == 0 {
-            return Step::Ended;
+            return PullStep::Ended;
         }
         match self.copy(buffer, size, (begin, len)) {
             Ok(()) => {
                 self.done = begin + len;
                 *budget = budget.saturating_sub(len);
-                Step::Copied
+                PullStep::Copied
             }
             Err(why) => match &self.share {
                 Some(share) if !share.close() => {
                     self.failed = Some(why);
-                    Step::Waits
+                    PullStep::Waits
                 }
-                _ => Step::Failed(why),
+                _ => PullStep::Failed(why),
             },
         }
     }
@@ -190,12 +190,12 @@ impl Run<'_> {
         let budget = &mut { MOST };
         let mut step = self.pull(&mut rx, budget);
         let awaits_others = |rx: &mut RxOp| rx.pull().is_some_and(|(pull, _)| pull.awaits_others());
-        if matches!(step, Some(Step::Waits)) && awaits_others(&mut rx) {
+        if matches!(step, Some(PullStep::Waits)) && awaits_others(&mut rx) {
             step = self.pull(&mut rx, budget);
         }
         match step {
-            Some(Step::Ended) => {
-                rx.pulled(self, Step::Ended);
+            Some(PullStep::Ended) => {
+                rx.pulled(self, PullStep::Ended);
             }
             step => self.pull_later(name, rx, step),
         }
@@ -203,8 +203,8 @@ impl Run<'_> {
 
     /// Adds a message to the table, after a step of its copy if there was one, and to those that
     /// the kernel copies.
-    pub(super) fn pull_later(&mut self, name: u64, rx: RxOp, step: Option<Step>) {
-        let (from, has_failed) = (rx.peer(), matches!(step, Some(Step::Failed(_))));
+    pub(super) fn pull_later(&mut self, name: u64, rx: RxOp, step: Option<PullStep>) {
+        let (from, has_failed) = (rx.peer(), matches!(step, Some(PullStep::Failed(_))));
         self.begin(name, Box::new(InFlight::Rx(rx)), step.map(Event::Pulled));
         if !has_failed {
             let mut pulls = self.device.transfers.pulls.lock();
@@ -255,9 +255,9 @@ impl Run<'_> {
                 && let Some(step) = self.pull(rx, &mut budget)
             {
                 match step {
-                    Step::Waits => waits.push_back(at),
-                    Step::Copied => begun = Some(at),
-                    Step::Ended | Step::Failed(_) => {}
+                    PullStep::Waits => waits.push_back(at),
+                    PullStep::Copied => begun = Some(at),
+                    PullStep::Ended | PullStep::Failed(_) => {}
                 }
                 flow = rx.pulled(self, step);
             }
@@ -325,7 +325,7 @@ impl Run<'_> {
         for mut out in many {
             if let InFlight::Rx(rx) = &mut *out.transfer {
                 *budget = budget.saturating_sub(rx.size());
-                let flow = rx.pulled(self, Step::Ended);
+                let flow = rx.pulled(self, PullStep::Ended);
                 self.give_back(out.at, out.transfer, flow);
             }
         }
@@ -333,12 +333,12 @@ impl Run<'_> {
     }
 
     /// Copies as much of one message as `budget` has bytes for. `None`: its bytes come another way.
-    fn pull(&mut self, rx: &mut RxOp, budget: &mut usize) -> Option<Step> {
+    fn pull(&mut self, rx: &mut RxOp, budget: &mut usize) -> Option<PullStep> {
         let size = rx.size();
         let (pull, mut buffer) = rx.pull()?;
         loop {
             let step = pull.step(buffer.as_deref_mut(), size, budget);
-            if !matches!(step, Step::Copied) {
+            if !matches!(step, PullStep::Copied) {
                 return Some(step);
             }
             self.moved = true;
@@ -479,9 +479,9 @@ mod tests {
         assert_eq!((in_table, pulls), (0, 0));
     }
 
-    struct One(Split);
+    struct OneSplit(Split);
 
-    impl Splits for One {
+    impl Splits for OneSplit {
         fn count(&self) -> u32 {
             1
         }
@@ -492,7 +492,7 @@ mod tests {
     }
 
     /// Notes, when it is freed, whether the sender of the message could still take a piece.
-    struct Freed(Arc<One>, u32, Arc<AtomicBool>);
+    struct Freed(Arc<OneSplit>, u32, Arc<AtomicBool>);
 
     impl AsRef<[u8]> for Freed {
         fn as_ref(&self) -> &[u8] {
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn no_sender_takes_a_piece_of_a_buffer_that_is_being_freed() {
-        let (split, is_late) = (Arc::new(One(Split::new())), Arc::new(AtomicBool::new(true)));
+        let (split, is_late) = (Arc::new(OneSplit(Split::new())), Arc::new(AtomicBool::new(true)));
         let share = Arc::new(Shares::new(split.clone())).take(8).unwrap();
         let mut pull = Pull::new(0x1000, Sevens::new(true, false));
         let freed = Freed(split, share.turn, is_late.clone());

@@ -39,7 +39,7 @@ mod through;
 mod tx;
 mod words;
 
-pub(crate) use backlog::Step;
+pub(crate) use backlog::BacklogStep;
 pub(crate) use carrier::Carrier;
 pub(crate) use in_flight::{Event, Flush, Run};
 pub(crate) use landing::{AT_ONCE, Fetched, Landing, Owed};
@@ -51,7 +51,7 @@ pub(crate) use reorder::{Reordered, arrival, fresh};
 pub(crate) use rx::WRITTEN;
 pub(crate) use target::Target;
 pub(crate) use through::Moving;
-pub(crate) use words::{Asked, Change};
+pub(crate) use words::{Change, WordRequest};
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;

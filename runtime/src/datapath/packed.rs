@@ -50,7 +50,7 @@ pub(crate) const AT_ONCE: usize = 32;
 /// A place in a list.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Place {
+struct PlaceBytes {
     /// Offset in the region.
     offset: U64,
     len: U64,
@@ -65,7 +65,7 @@ pub(crate) fn list(
     room: usize,
 ) -> Result<(Region, usize), CopyError> {
     let places =
-        places.map(|(offset, len)| Place { offset: offset.into(), len: (len as u64).into() });
+        places.map(|(offset, len)| PlaceBytes { offset: offset.into(), len: (len as u64).into() });
     let places: Vec<_> = places.collect();
     let (list, len) = (places.as_bytes(), size_of_val(&places[..]));
     let region = Region::host(len + room);
@@ -76,13 +76,13 @@ pub(crate) fn list(
 /// Reads a list of places in a region of `room` bytes. Also returns their total bytes.
 fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), TransferVerdict> {
     let mut size = 0_usize;
-    let place = |place: &Place| {
+    let place = |place: &PlaceBytes| {
         let offset = usize::try_from(place.offset.get()).ok()?;
         let len = usize::try_from(place.len.get()).ok()?;
         size = size.saturating_add(len);
         offset.checked_add(len).is_some_and(|end| end <= room).then_some((offset, len))
     };
-    let list = <[Place]>::ref_from_bytes(bytes).map_err(|_| TransferVerdict::Outside)?;
+    let list = <[PlaceBytes]>::ref_from_bytes(bytes).map_err(|_| TransferVerdict::Outside)?;
     let places: Option<_> = list.iter().map(place).collect();
     places.map(|places| (places, size)).ok_or(TransferVerdict::Outside)
 }
@@ -123,7 +123,7 @@ pub(crate) fn copy_packed<'r>(
 }
 
 /// Lists of pieces of this rank in flight. Flushes wait for them, and their number is limited.
-pub(crate) struct Packed(Arc<Waiting<Vec<One>>>);
+pub(crate) struct Packed(Arc<Waiting<Vec<PackedList>>>);
 
 impl Default for Packed {
     fn default() -> Self {
@@ -131,13 +131,13 @@ impl Default for Packed {
     }
 }
 
-struct One {
+struct PackedList {
     name: u64,
     peer: Rank,
 }
 
 /// A guard: the list counts as in flight until this is dropped.
-pub(crate) struct PackedInFlight(Arc<Waiting<Vec<One>>>, u64);
+pub(crate) struct PackedInFlight(Arc<Waiting<Vec<PackedList>>>, u64);
 
 impl PackedInFlight {
     /// Keeps the list in flight as long as `region` exists. An operation that has timed out leaves
@@ -163,7 +163,7 @@ impl Drop for PackedInFlight {
 
 impl Packed {
     /// Adds a list, unless there are `most` with that peer.
-    fn note(&self, one: One, most: usize) -> Option<PackedInFlight> {
+    fn note(&self, one: PackedList, most: usize) -> Option<PackedInFlight> {
         let in_flight = PackedInFlight(self.0.clone(), one.name);
         let mut all = self.0.lock();
         if all.iter().filter(|other| other.peer == one.peer).count() >= most {
@@ -183,7 +183,7 @@ impl Packed {
 
     /// Returns `true` if a list of this rank to or from a peer's memory began before `name`.
     pub(super) fn has(&self, peer: Rank, before: u64) -> bool {
-        let is_meant = |one: &One| one.peer == peer && one.name < before;
+        let is_meant = |one: &PackedList| one.peer == peer && one.name < before;
         !self.0.is_empty() && self.0.lock().iter().any(is_meant)
     }
 }
@@ -194,12 +194,12 @@ impl Transfers {
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<PackedInFlight> {
         // Lists that an engine copies are not offered yet.
         let most = AT_ONCE.min(self.limit);
-        self.packed.note(One { name: self.now(), peer }, most)
+        self.packed.note(PackedList { name: self.now(), peer }, most)
     }
 }
 
 /// A list of pieces that a peer puts or gets.
-pub(crate) struct Asked {
+pub(crate) struct PiecesRequest {
     /// The peer's name for the list.
     tx: u64,
     /// This rank's region.
@@ -218,14 +218,14 @@ impl Run<'_> {
         let wanted = (rx != 0).then_some(rx);
         let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (count, size) = (fits(count), fits(size));
-        let list = count.saturating_mul(size_of::<Place>());
+        let list = count.saturating_mul(size_of::<PlaceBytes>());
         let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
         if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0)
         {
             return self.send_fin(from, tx, TransferVerdict::Failed);
         }
         let buffer = Buffer::Region(Region::host(size).whole());
-        let asked = Asked { tx, region, count, wanted };
+        let asked = PiecesRequest { tx, region, count, wanted };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let rts = Rts { size: size as u64, tx, addr, mapped: None };
         if let Some(ended) = self.device.accept(self.carrier, (from, rts), target, false) {
@@ -236,7 +236,7 @@ impl Run<'_> {
     /// Handles a list that has arrived, with the bytes behind it.
     #[cold]
     #[inline(never)]
-    pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
+    pub(super) fn carry_out(&mut self, from: Rank, asked: PiecesRequest, buffer: &Buffer) {
         let tx = asked.tx;
         if let Err(verdict) = self.begin_pieces(from, asked, buffer) {
             self.send_fin(from, tx, verdict);
@@ -246,11 +246,11 @@ impl Run<'_> {
     fn begin_pieces(
         &mut self,
         from: Rank,
-        asked: Asked,
+        asked: PiecesRequest,
         buffer: &Buffer,
     ) -> Result<(), TransferVerdict> {
         let Buffer::Region(come) = buffer else { return Err(TransferVerdict::Failed) };
-        let (come, list) = (come.region(), asked.count * size_of::<Place>());
+        let (come, list) = (come.region(), asked.count * size_of::<PlaceBytes>());
         let places = come
             .slice(0, list)
             .and_then(|places| places.to_vec().ok())
@@ -293,7 +293,7 @@ impl Run<'_> {
 
 /// A peer's pieces that an engine copies.
 pub(crate) struct Carried {
-    asked: Asked,
+    asked: PiecesRequest,
     packed: Region,
 }
 
@@ -313,7 +313,7 @@ impl Run<'_> {
     }
 
     /// Ends pieces that are copied. The peer gets the verdict, and the bytes of a get.
-    fn pieces_are_done(&mut self, from: Rank, asked: &Asked, packed: &Region) {
+    fn pieces_are_done(&mut self, from: Rank, asked: &PiecesRequest, packed: &Region) {
         let fin = Control::Fin { name: asked.tx, verdict: TransferVerdict::Done };
         self.device.control(self.carrier, from, fin);
         if let Some(rx) = asked.wanted {
@@ -339,7 +339,7 @@ mod tests {
         ) {
             let written = places.iter().map(|&(offset, len)| (offset as u64, len));
             let (region, behind) = list(written, 7).unwrap();
-            prop_assert_eq!(behind, places.len() * size_of::<Place>());
+            prop_assert_eq!(behind, places.len() * size_of::<PlaceBytes>());
             prop_assert_eq!(region.len(), behind + 7);
             let bytes = region.slice(0, behind).unwrap().to_vec().unwrap();
             let is_outside = places.iter().any(|(offset, len)| offset + len > room);
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn lists_in_flight_to_a_peer_are_limited_and_each_counts_until_its_bytes_are_gone() {
         let packed = Packed::default();
-        let one = |name, peer| One { name, peer: Rank(peer) };
+        let one = |name, peer| PackedList { name, peer: Rank(peer) };
         let mut held: Vec<_> =
             (0..3).map(|name| packed.note(one(name, 1), 3).map(Arc::new)).collect();
         assert!(held.iter().all(Option::is_some) && packed.note(one(3, 1), 3).is_none());

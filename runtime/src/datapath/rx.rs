@@ -3,7 +3,7 @@
 use super::At;
 use super::in_flight::{Event, Run};
 use super::inflow::Inflow;
-use super::kernel_copy::{Pull, Step};
+use super::kernel_copy::{Pull, PullStep};
 use super::target::Target;
 use super::tx::abandon;
 use crate::deadline::Deadline;
@@ -454,18 +454,18 @@ impl RxOp {
     }
 
     /// Handles the result of a step of the kernel's copy.
-    pub(super) fn pulled(&mut self, run: &mut Run<'_>, step: Step) -> Flow {
+    pub(super) fn pulled(&mut self, run: &mut Run<'_>, step: PullStep) -> Flow {
         match step {
-            Step::Copied | Step::Waits => Flow::Stays,
-            Step::Ended => self.is_pulled(run),
-            Step::Failed(PeerMemoryError::Refused(why)) => {
+            PullStep::Copied | PullStep::Waits => Flow::Stays,
+            PullStep::Ended => self.is_pulled(run),
+            PullStep::Failed(PeerMemoryError::Refused(why)) => {
                 run.refuse_peer_memory(self.from, why);
                 self.is_not_pulled(run)
             }
-            Step::Failed(PeerMemoryError::Gone(cause)) => {
+            PullStep::Failed(PeerMemoryError::Gone(cause)) => {
                 self.has_failed(run, OpError::PeerDown { rank: self.from, cause })
             }
-            Step::Failed(PeerMemoryError::Failed(why)) => {
+            PullStep::Failed(PeerMemoryError::Failed(why)) => {
                 self.has_failed(run, OpError::Transfer { rank: self.from, why })
             }
         }

@@ -1,6 +1,6 @@
 //! The destinations of transfers to this rank.
 
-use super::packed::Asked;
+use super::packed::PiecesRequest;
 use crate::comp::Completion;
 use crate::deadline::Deadline;
 use crate::error::OpError;
@@ -21,7 +21,7 @@ pub(crate) enum Target {
     /// completion object if there is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, tx: u64 },
     /// A list of places in a region of this rank's, and the bytes of a put behind it.
-    Pieces { buffer: Buffer, asked: Box<Asked> },
+    Pieces { buffer: Buffer, asked: Box<PiecesRequest> },
     /// None: the operation has ended.
     Nowhere,
 }

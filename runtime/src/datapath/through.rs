@@ -60,7 +60,7 @@ impl Moving {
             return Transfer::start(dst, src).map(Self::Engine);
         };
         let from_gpu = matches!(src.kind(), MemKind::Device(_));
-        let mut through = Through::new(Ends::One(dst, src), (len, from_gpu), gpu, staging);
+        let mut through = Through::new(CopyEnds::One(dst, src), (len, from_gpu), gpu, staging);
         match through.step(false) {
             Ok(()) => Ok(Self::Through(Box::new(through))),
             Err(cause) => {
@@ -83,7 +83,7 @@ impl Moving {
         let (dst, src) = together.kinds();
         let by_way = ByWay::of(together).ok_or(CopyError::Unknown { dst, src })?;
         let (what, gpu) = ((by_way.len(), by_way.is_from_gpu()), by_way.gpu().clone());
-        let mut through = Through::new(Ends::Many(by_way), what, gpu, staging);
+        let mut through = Through::new(CopyEnds::Many(by_way), what, gpu, staging);
         through.step(false).map(|()| Self::Through(Box::new(through)))
     }
 
@@ -144,14 +144,14 @@ impl Moving {
 }
 
 /// The ends of a copy.
-enum Ends {
+enum CopyEnds {
     /// Target and source of one copy. The engine has the end that is on the GPU while it is at
     /// work.
     One(Buffer, Buffer),
     Many(ByWay),
 }
 
-impl Ends {
+impl CopyEnds {
     /// Lets the engine copy `len` bytes, from offset `at` on, with a block at the other end.
     fn start(
         &mut self,
@@ -223,7 +223,7 @@ pub(crate) struct Through {
     copying: Option<(Transfer, StagingBlock, usize)>,
     /// The next block of a copy onto a GPU, which the engine has not begun.
     filled: Option<(StagingBlock, usize)>,
-    ends: Ends,
+    ends: CopyEnds,
     len: usize,
     gpu: Arc<dyn Gpu>,
     from_gpu: bool,
@@ -237,7 +237,7 @@ pub(crate) struct Through {
 impl Through {
     /// Returns a copy of `len` bytes from a GPU or onto it, not begun.
     fn new(
-        ends: Ends,
+        ends: CopyEnds,
         (len, from_gpu): (usize, bool),
         gpu: Arc<dyn Gpu>,
         staging: &Arc<Staging>,

@@ -28,7 +28,7 @@ const FRAGMENTS: usize = 32;
 /// A transfer to a peer (a message, a put, or the answer to a get), with its bytes.
 pub(crate) struct TxOp {
     op: OpContext,
-    bytes: Bytes,
+    bytes: TxBytes,
     tx: RndvSender,
     /// The copies of bytes that lie on a GPU.
     ahead: Option<Box<Ahead>>,
@@ -41,13 +41,13 @@ pub(crate) struct TxOp {
 }
 
 /// The bytes of a message: host memory that stays where it is, or memory of a GPU.
-enum Bytes {
+enum TxBytes {
     Owned(Buffer),
     /// Chunks in flight share them.
     Shared(Arc<Buffer>),
 }
 
-impl Bytes {
+impl TxBytes {
     fn view(&self) -> MemRef<'_> {
         match self {
             Self::Owned(buffer) => buffer.view(),
@@ -106,7 +106,7 @@ pub(super) fn abandon(buffer: Buffer, to: Rank) {
 impl TxOp {
     fn new(op: OpContext, bytes: Buffer, tx: RndvSender) -> Self {
         let (is_late, is_listed, failing, ahead) = (false, false, None, None);
-        let (bytes, actions) = (Bytes::Owned(bytes), Actions::new());
+        let (bytes, actions) = (TxBytes::Owned(bytes), Actions::new());
         Self { op, bytes, tx, ahead, is_late, is_listed, failing, actions }
     }
 
@@ -221,7 +221,7 @@ impl TxOp {
                 }
                 TxAction::Judge(verdict) => {
                     if let TransferVerdict::Held(value) = verdict {
-                        self.bytes = Bytes::Owned(Buffer::Small(word(value)));
+                        self.bytes = TxBytes::Owned(Buffer::Small(word(value)));
                     }
                     self.end(run, verdict.error(self.op.rank));
                     return Flow::Ends;

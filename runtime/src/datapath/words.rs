@@ -33,7 +33,7 @@ impl Change {
 }
 
 /// An operation, and the rank that gets the previous value of the word.
-pub(crate) struct Asked {
+pub(crate) struct WordRequest {
     pub(crate) from: Rank,
     pub(crate) token: u64,
     /// The index of the device that received it.
@@ -42,13 +42,13 @@ pub(crate) struct Asked {
 }
 
 /// An operation that has finished.
-type Answer = (Asked, TransferVerdict);
+type WordAnswer = (WordRequest, TransferVerdict);
 
 /// A word with requests.
 struct Word {
     place: RegionSlice,
     /// Requests for the next round.
-    waiting: Vec<Asked>,
+    waiting: Vec<WordRequest>,
     round: Option<Round>,
 }
 
@@ -58,7 +58,7 @@ enum Round {
     Coming(Transfer, StagingBlock),
     /// The word is on its way back. These requests end when it is there, each with the previous
     /// value.
-    Going(Transfer, StagingBlock, Vec<(Asked, u64)>),
+    Going(Transfer, StagingBlock, Vec<(WordRequest, u64)>),
 }
 
 /// The words of a runtime's regions that are being changed.
@@ -80,7 +80,7 @@ impl Words {
     }
 
     /// Adds a request for a word.
-    fn ask(&self, place: RegionSlice, asked: Asked) {
+    fn ask(&self, place: RegionSlice, request: WordRequest) {
         let mut state = self.0.lock();
         let WordTable { all, turn, .. } = &mut *state;
         let address = address(&place);
@@ -88,7 +88,7 @@ impl Words {
             turn.push_back(address);
             Word { place, waiting: Vec::new(), round: None }
         });
-        word.waiting.push(asked);
+        word.waiting.push(request);
         self.0.set_count(state.all.len());
     }
 
@@ -98,7 +98,7 @@ impl Words {
     }
 
     /// Ends the rounds that are done, and begins others.
-    fn step(&self, staging: &Staging) -> Vec<Answer> {
+    fn step(&self, staging: &Staging) -> Vec<WordAnswer> {
         let Some(mut state) = self.0.try_lock() else { return Vec::new() };
         let WordTable { all, busy, turn } = &mut *state;
         let mut answers = Vec::new();
@@ -141,9 +141,10 @@ fn address(place: &RegionSlice) -> usize {
 
 impl Word {
     /// Lets the engine fetch the word. Returns `true` unless there was no block.
-    fn begin(&mut self, staging: &Staging, answers: &mut Vec<Answer>) -> bool {
+    fn begin(&mut self, staging: &Staging, answers: &mut Vec<WordAnswer>) -> bool {
         let Some(gpu) = self.place.region().gpu() else {
-            answers.extend(self.waiting.drain(..).map(|asked| (asked, TransferVerdict::Failed)));
+            answers
+                .extend(self.waiting.drain(..).map(|request| (request, TransferVerdict::Failed)));
             return true;
         };
         let Some(block) = staging.take(gpu, Direction::Word, false) else { return false };
@@ -155,7 +156,7 @@ impl Word {
     }
 
     /// Polls the engine.
-    fn step(&mut self, answers: &mut Vec<Answer>) {
+    fn step(&mut self, answers: &mut Vec<WordAnswer>) {
         self.round = match self.round.take() {
             Some(Round::Coming(mut transfer, block)) => match transfer.poll() {
                 None => Some(Round::Coming(transfer, block)),
@@ -175,7 +176,8 @@ impl Word {
                             TransferVerdict::Failed
                         }
                     };
-                    answers.extend(found.into_iter().map(|(asked, held)| (asked, verdict(held))));
+                    answers
+                        .extend(found.into_iter().map(|(request, held)| (request, verdict(held))));
                     None
                 }
             },
@@ -185,7 +187,7 @@ impl Word {
 
     /// Does all requests on the word, which is here now. Lets the engine copy it back if it has
     /// changed.
-    fn change(&mut self, block: StagingBlock, answers: &mut Vec<Answer>) -> Option<Round> {
+    fn change(&mut self, block: StagingBlock, answers: &mut Vec<WordAnswer>) -> Option<Round> {
         let was = match read(&block) {
             Ok(was) => was,
             Err(why) => {
@@ -194,15 +196,15 @@ impl Word {
             }
         };
         let mut now = was;
-        let found = self.waiting.drain(..).map(|asked| {
+        let found = self.waiting.drain(..).map(|request| {
             let held = now;
-            now = asked.change.of(held);
-            (asked, held)
+            now = request.change.of(held);
+            (request, held)
         });
         let found: Vec<_> = found.collect();
         if now == was {
             answers.extend(
-                found.into_iter().map(|(asked, held)| (asked, TransferVerdict::Held(held))),
+                found.into_iter().map(|(request, held)| (request, TransferVerdict::Held(held))),
             );
             return None;
         }
@@ -213,16 +215,16 @@ impl Word {
         match begun {
             Ok(transfer) => Some(Round::Going(transfer, block, found)),
             Err(why) => {
-                self.waiting.splice(0..0, found.into_iter().map(|(asked, _)| asked));
+                self.waiting.splice(0..0, found.into_iter().map(|(request, _)| request));
                 self.give_up(&why, answers);
                 None
             }
         }
     }
 
-    fn give_up(&mut self, why: &CopyError, answers: &mut Vec<Answer>) {
+    fn give_up(&mut self, why: &CopyError, answers: &mut Vec<WordAnswer>) {
         tracing::warn!(%why, "atomic operations on a word of a GPU could not be done");
-        answers.extend(self.waiting.drain(..).map(|asked| (asked, TransferVerdict::Failed)));
+        answers.extend(self.waiting.drain(..).map(|request| (request, TransferVerdict::Failed)));
     }
 }
 
@@ -247,12 +249,12 @@ impl Carrier {
     pub(crate) fn change_on_gpu(
         &self,
         place: RegionSlice,
-        asked: Asked,
+        request: WordRequest,
     ) -> Result<(), TransferVerdict> {
         if !address(&place).is_multiple_of(WORD) {
             return Err(TransferVerdict::Word);
         }
-        self.words.ask(place, asked);
+        self.words.ask(place, request);
         Ok(())
     }
 
@@ -264,7 +266,7 @@ impl Carrier {
             return false;
         }
         let devices = self.devices().clone();
-        for (Asked { from, token, device, .. }, verdict) in answers {
+        for (WordRequest { from, token, device, .. }, verdict) in answers {
             if let Some(device) = devices.get(device as usize) {
                 device.0.control(self, from, Control::Fin { name: token, verdict });
             }
@@ -279,8 +281,8 @@ mod tests {
     use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::{Flavour, Gpu};
 
-    fn asked(token: u64, change: Change) -> Asked {
-        Asked { from: Rank(1), token, device: 0, change }
+    fn request(token: u64, change: Change) -> WordRequest {
+        WordRequest { from: Rank(1), token, device: 0, change }
     }
 
     #[test]
@@ -292,15 +294,16 @@ mod tests {
         let word = |at| region.slice(8 * at, 8).unwrap();
         let copies = driver.counters().copies;
         for token in 0..10 {
-            words.ask(word(0), asked(token, Change::Add(5)));
+            words.ask(word(0), request(token, Change::Add(5)));
         }
-        words.ask(word(0), asked(10, Change::Swap { expected: 50, new: 7 }));
-        words.ask(word(0), asked(11, Change::Swap { expected: 50, new: 8 }));
+        words.ask(word(0), request(10, Change::Swap { expected: 50, new: 7 }));
+        words.ask(word(0), request(11, Change::Swap { expected: 50, new: 8 }));
         let mut answers = Vec::new();
         while !words.is_empty() {
             answers.extend(words.step(&staging));
         }
-        let held: Vec<_> = answers.iter().map(|(asked, verdict)| (asked.token, *verdict)).collect();
+        let held: Vec<_> =
+            answers.iter().map(|(request, verdict)| (request.token, *verdict)).collect();
         let mut want: Vec<_> =
             (0..10).map(|token| (token, TransferVerdict::Held(5 * token))).collect();
         want.extend([(10, TransferVerdict::Held(50)), (11, TransferVerdict::Held(7))]);
@@ -309,11 +312,12 @@ mod tests {
         // More words than there are rounds at a time, and one that is never left alone.
         let mut others = 99;
         for at in 1..100 {
-            words.ask(word(at), asked(at as u64, Change::Add(at as u64)));
+            words.ask(word(at), request(at as u64, Change::Add(at as u64)));
         }
         for token in 1000.. {
-            words.ask(word(0), asked(token, Change::Add(1)));
-            others -= words.step(&staging).iter().filter(|(asked, _)| asked.token < 1000).count();
+            words.ask(word(0), request(token, Change::Add(1)));
+            others -=
+                words.step(&staging).iter().filter(|(request, _)| request.token < 1000).count();
             if others == 0 {
                 break;
             }
@@ -338,7 +342,7 @@ mod tests {
             for nth in [1, 2] {
                 driver.faults().fail_copies(at, Which::Nth(nth), 700);
                 for token in 0..3 {
-                    words.ask(region.whole(), asked(token, Change::Add(1)));
+                    words.ask(region.whole(), request(token, Change::Add(1)));
                 }
                 let mut answers = Vec::new();
                 while !words.is_empty() {
@@ -348,7 +352,7 @@ mod tests {
                 assert!(answers.iter().all(|(_, verdict)| *verdict == TransferVerdict::Failed));
             }
         }
-        words.ask(region.whole(), asked(9, Change::Add(3)));
+        words.ask(region.whole(), request(9, Change::Add(3)));
         while !words.is_empty() {
             words.step(&staging);
         }

@@ -4,7 +4,7 @@ use super::Pass;
 use super::signal::{guarded, panicked};
 use crate::boards::Note;
 use crate::comp::{Completion, Snapshot};
-use crate::datapath::{Asked, Change, Event, Flush, NO_COMP, Run, Target};
+use crate::datapath::{Change, Event, Flush, NO_COMP, Run, Target, WordRequest};
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::OpContext;
@@ -396,8 +396,8 @@ impl Pass<'_> {
                 } else {
                     Change::Add(first)
                 };
-                let asked = Asked { from, token: tx, device: self.device.index, change };
-                match self.inner.change_on_gpu(slice, asked) {
+                let request = WordRequest { from, token: tx, device: self.device.index, change };
+                match self.inner.change_on_gpu(slice, request) {
                     Ok(()) => self.moved |= self.inner.move_words(),
                     Err(verdict) => self.send_fin(from, tx, verdict),
                 }

@@ -2,7 +2,7 @@
 //! are gone.
 
 use super::Pass;
-use crate::datapath::{AT_ONCE, Fetched, Landing, Owed, Start, Step};
+use crate::datapath::{AT_ONCE, BacklogStep, Fetched, Landing, Owed, Start};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
@@ -37,8 +37,8 @@ impl Pass<'_> {
             {
                 while let Some(front) = backlog.front_mut() {
                     let step = front.step(self.inner, self.device, linked);
-                    if matches!(step, Step::Waits | Step::Held) {
-                        if matches!(step, Step::Held)
+                    if matches!(step, BacklogStep::Waits | BacklogStep::Held) {
+                        if matches!(step, BacklogStep::Held)
                             && let Some(at) = backlog.iter().position(Parked::is_of_runtime)
                             && let Some(own) = backlog.remove(at)
                         {
@@ -49,7 +49,7 @@ impl Pass<'_> {
                     }
                     let Some(parked) = backlog.pop_front() else { break };
                     self.moved = true;
-                    if let Step::Ended(outcome) = step {
+                    if let BacklogStep::Ended(outcome) = step {
                         ended.push(parked.into_status(outcome.err()));
                     }
                 }

@@ -126,7 +126,7 @@ pub(super) fn twin(
             return None;
         }
         match search.hear(&mut channel) {
-            Err(Refusal::Never(error)) => Some(error),
+            Err(JoinFailure::Never(error)) => Some(error),
             _ => None,
         }
     })
@@ -160,7 +160,7 @@ struct Search<'a> {
 }
 
 /// The reason why one try failed.
-enum Refusal {
+enum JoinFailure {
     /// The next one may not.
     Again(String),
     Never(BootstrapError),
@@ -179,8 +179,10 @@ impl Search<'_> {
                         for address in addresses {
                             match self.attempt(address) {
                                 Ok(joined) => return Ok(joined),
-                                Err(Refusal::Never(error)) => return Err(error),
-                                Err(Refusal::Again(reason)) => why = format!("{address}: {reason}"),
+                                Err(JoinFailure::Never(error)) => return Err(error),
+                                Err(JoinFailure::Again(reason)) => {
+                                    why = format!("{address}: {reason}")
+                                }
                             }
                         }
                     }
@@ -218,7 +220,7 @@ impl Search<'_> {
         BootstrapError::NotAdmitted { address: self.address.clone(), why }
     }
 
-    fn attempt(&self, address: SocketAddr) -> Result<Joined, Refusal> {
+    fn attempt(&self, address: SocketAddr) -> Result<Joined, JoinFailure> {
         let mut channel = self.dial(address)?;
         let session = self.prove(&mut channel, claim(self.invitation, &[0; 16]))?;
         self.hear(&mut channel)?;
@@ -226,37 +228,37 @@ impl Search<'_> {
         Ok(Joined { channel, address, salt: session.peer.device })
     }
 
-    fn dial(&self, address: SocketAddr) -> Result<TcpChannel, Refusal> {
-        let again = |error| Refusal::Again(format!("it cannot be connected to: {error}"));
+    fn dial(&self, address: SocketAddr) -> Result<TcpChannel, JoinFailure> {
+        let again = |error| JoinFailure::Again(format!("it cannot be connected to: {error}"));
         let deadline = self.within(CONNECT);
         let channel = TcpChannel::dial(address, LIMITS).map_err(again)?;
         while !channel.is_connected().map_err(again)? {
             if !wait(&channel, PollFlags::OUT, deadline) || Instant::now() >= deadline {
-                return Err(Refusal::Again("it does not answer".into()));
+                return Err(JoinFailure::Again("it does not answer".into()));
             }
         }
         if channel.is_to_itself() {
             // Kept open, it would block rank 0's port.
-            return Err(Refusal::Again("no process listens there".into()));
+            return Err(JoinFailure::Again("no process listens there".into()));
         }
         Ok(channel)
     }
 
     /// Proves this rank, and checks the proof of rank 0.
-    fn prove(&self, channel: &mut TcpChannel, claim: Claim) -> Result<Session, Refusal> {
+    fn prove(&self, channel: &mut TcpChannel, claim: Claim) -> Result<Session, JoinFailure> {
         let key = self.invitation.key.key();
-        let os = |errno| Refusal::Never(BootstrapError::os("getting random bytes", errno));
+        let os = |errno| JoinFailure::Never(BootstrapError::os("getting random bytes", errno));
         let mut greeting = Greeting::new(Role::Dialer, PROTOCOL, &key, claim).map_err(os)?;
         let deadline = self.within(GREETING);
         loop {
             match greeting.advance(channel) {
                 Ok(Progress::Proven(session)) => return Ok(*session),
                 Ok(Progress::Waiting | Progress::Short(_)) => await_answer(channel, deadline)?,
-                Err(Failure::Gone(why)) => return Err(Refusal::Again(why)),
+                Err(Failure::Gone(why)) => return Err(JoinFailure::Again(why)),
                 // Bridges of containers have one address on many machines.
                 Err(Failure::Unproven(why)) if self.invitation.hosts.len() > 1 => {
                     let why = format!("a process that is not of the job listens there ({why})");
-                    return Err(Refusal::Again(why));
+                    return Err(JoinFailure::Again(why));
                 }
                 Err(Failure::Unproven(why)) => return Err(self.not_proven(why)),
             }
@@ -264,13 +266,13 @@ impl Search<'_> {
     }
 
     /// Waits for admission.
-    fn hear(&self, channel: &mut TcpChannel) -> Result<(), Refusal> {
+    fn hear(&self, channel: &mut TcpChannel) -> Result<(), JoinFailure> {
         let deadline = self.within(GREETING);
         let answer = loop {
             match channel.hear(PROTOCOL.longest) {
                 Ok(Some(answer)) => break answer,
                 Ok(None) | Err(Fault::Short(_)) => await_answer(channel, deadline)?,
-                Err(Fault::Gone(why)) => return Err(Refusal::Again(why)),
+                Err(Fault::Gone(why)) => return Err(JoinFailure::Again(why)),
                 Err(Fault::Wrong(why)) => return Err(self.not_proven(Unproven::Wrong(why))),
             }
         };
@@ -284,8 +286,8 @@ impl Search<'_> {
         }
     }
 
-    fn not_proven(&self, why: Unproven) -> Refusal {
-        Refusal::Never(self.not_admitted(match why {
+    fn not_proven(&self, why: Unproven) -> JoinFailure {
+        JoinFailure::Never(self.not_admitted(match why {
             Unproven::Refused(why) => why,
             Unproven::Secret => WRONG_SECRET.into(),
             Unproven::Bye => "it has ended the connection".into(),
@@ -299,12 +301,12 @@ impl Search<'_> {
 }
 
 /// Sleeps until something has come.
-fn await_answer(channel: &TcpChannel, deadline: Instant) -> Result<(), Refusal> {
+fn await_answer(channel: &TcpChannel, deadline: Instant) -> Result<(), JoinFailure> {
     let silent = "something listens there, and does not answer: is it another program?";
     let mut events = PollFlags::IN;
     events.set(PollFlags::OUT, channel.unwritten() > 0);
     let has_come = wait(channel, events, deadline);
-    if has_come { Ok(()) } else { Err(Refusal::Again(silent.into())) }
+    if has_come { Ok(()) } else { Err(JoinFailure::Again(silent.into())) }
 }
 
 /// Sleeps until one of the events. Returns `false` if the deadline comes first.
