@@ -101,7 +101,7 @@ zeroed! {
 
 /// Options of `cargo xtask bindings`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct BindingsOptions {
     /// Compare with what is checked in, and write nothing
     #[arg(long)]
     check: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Options {
 }
 
 /// Makes the bindings, and writes or compares them.
-pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+pub(crate) fn run(options: &BindingsOptions) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let tools = workspace.tools();
     let bindgen = bindgen(&workspace, &tools)?;

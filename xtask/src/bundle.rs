@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::error::{TaskError, not_built};
 use crate::files;
 use crate::workspace::{BUILD, Package, Target, Workspace};
-use pack::{ARCHIVE, Packing};
+use pack::{ARCHIVE, ArchiveWriter};
 
 mod pack;
 
@@ -60,7 +60,7 @@ unpack them by hand: tar xJf programs.tar.xz && rm programs.tar.xz
 
 /// Options of `cargo xtask bundle`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct BundleOptions {
     /// The folder; replaced if it is a bundle [default: bundle in the target directory]
     dir: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Options {
 type Programs = BTreeMap<PathBuf, PathBuf>;
 
 /// Builds the bundle.
-pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+pub(crate) fn run(options: &BundleOptions) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let folder = options.dir.clone().unwrap_or_else(|| workspace.target.join("bundle"));
     let tests = tests(&workspace);
@@ -95,17 +95,18 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
 fn fill(folder: &Path, programs: &Programs) -> Result<(u64, u64), TaskError> {
     say!("packing {} programs, which takes a minute", programs.len());
     let (archive, next) = (folder.join(ARCHIVE), folder.join("next"));
-    let mut packing = Packing::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
+    let mut writer =
+        ArchiveWriter::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
     let (mut command, mut unpacked) = (0, 0);
     for (below, from) in programs {
         if below == Path::new(COMMAND) {
             command = files::strip(from, &folder.join(below))?;
         } else {
             files::strip(from, &next)?;
-            unpacked += packing.add(below, &next).map_err(TaskError::file(&archive))?;
+            unpacked += writer.add(below, &next).map_err(TaskError::file(&archive))?;
         }
     }
-    let packed = packing.finish().map_err(TaskError::file(&archive))?;
+    let packed = writer.finish().map_err(TaskError::file(&archive))?;
     fs::remove_file(&next)?;
     Ok((command + packed, command + unpacked))
 }

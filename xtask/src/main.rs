@@ -45,15 +45,15 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Build and test everything; with --full run all that CI runs, and install its tools
-    Test(test::Options),
+    Test(test::TestOptions),
     /// Measure Carrack, UCX, MPICH and Open MPI side by side, in alternating rounds on two cores
-    BenchPeers(peers::Options),
+    BenchPeers(peers::PeersOptions),
     /// Build a folder of programs with which `carrack selftest` runs on a machine without Rust
-    Bundle(bundle::Options),
+    Bundle(bundle::BundleOptions),
     /// Make the bindings of libibverbs from rdma-core's headers, or compare them
-    Bindings(bindings::Options),
+    Bindings(bindings::BindingsOptions),
     /// Run a command in a small virtual machine with simulated RDMA devices (docs/testing.md)
-    RdmaGuest(guest::Options),
+    RdmaGuest(guest::GuestOptions),
     /// Measure the start of jobs of 16 to 4096 ranks, and the cost of a silent peer (benches/scale)
     Scale {
         /// A picture of the curve

@@ -120,13 +120,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Command {
+    struct NodesCommand {
         #[command(flatten)]
         nodes: Nodes,
     }
 
     fn nodes(args: &[&str]) -> Option<Nodes> {
-        Some(Command::try_parse_from([&["x"], args].concat()).ok()?.nodes)
+        Some(NodesCommand::try_parse_from([&["x"], args].concat()).ok()?.nodes)
     }
 
     #[test]

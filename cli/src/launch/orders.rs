@@ -58,7 +58,7 @@ mod tests {
     use crate::launch::nodes::Nodes;
 
     #[derive(Parser)]
-    struct Command {
+    struct KeeperCommand {
         #[command(flatten)]
         options: KeeperOptions,
     }
@@ -77,7 +77,7 @@ mod tests {
         };
         let said = KeeperOptions { lifeline: 7, foreground: Some(42), direct: true, job };
         let heard =
-            Command::try_parse_from([OsString::from("x")].into_iter().chain(said.to_args()))
+            KeeperCommand::try_parse_from([OsString::from("x")].into_iter().chain(said.to_args()))
                 .unwrap();
         assert_eq!(format!("{said:?}"), format!("{:?}", heard.options));
     }

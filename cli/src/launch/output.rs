@@ -30,11 +30,11 @@ pub(super) struct Outputs {
 
 /// Orders to a thread, which a byte in its pipe announces.
 struct Writer {
-    orders: Sender<Order>,
+    orders: Sender<WriterOrder>,
     wake: PipeWriter,
 }
 
-enum Order {
+enum WriterOrder {
     /// Write what comes out of this pipe, in lines.
     Pipe(OwnedFd, Lines),
     /// Write a line of the launcher's own.
@@ -68,15 +68,15 @@ impl Outputs {
 
     /// Adds a stream of a rank, whose lines are to bear this tag.
     pub(super) fn add(&mut self, is_stdout: bool, pipe: OwnedFd, tag: String) {
-        self.order(is_stdout, Order::Pipe(pipe, Lines::new(tag)));
+        self.order(is_stdout, WriterOrder::Pipe(pipe, Lines::new(tag)));
     }
 
     /// Writes a line of the launcher's own to stderr.
     pub(super) fn say(&mut self, line: &str) {
-        self.order(false, Order::Say(format!("{line}\n")));
+        self.order(false, WriterOrder::Say(format!("{line}\n")));
     }
 
-    fn order(&mut self, is_stdout: bool, order: Order) {
+    fn order(&mut self, is_stdout: bool, order: WriterOrder) {
         if let Some(writer) =
             if is_stdout { self.writers.first_mut() } else { self.writers.last_mut() }
         {
@@ -97,7 +97,7 @@ impl Outputs {
 struct Output {
     sink: File,
     pipes: Vec<(OwnedFd, Lines)>,
-    to_do: Receiver<Order>,
+    to_do: Receiver<WriterOrder>,
     woken: PipeReader,
 }
 
@@ -148,8 +148,8 @@ impl Output {
         let _ = read(&self.woken, bytes);
         loop {
             match self.to_do.try_recv() {
-                Ok(Order::Pipe(pipe, unfinished)) => self.pipes.push((pipe, unfinished)),
-                Ok(Order::Say(line)) => lines.extend_from_slice(line.as_bytes()),
+                Ok(WriterOrder::Pipe(pipe, unfinished)) => self.pipes.push((pipe, unfinished)),
+                Ok(WriterOrder::Say(line)) => lines.extend_from_slice(line.as_bytes()),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }

@@ -166,13 +166,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Command {
+    struct PlanCommand {
         #[command(flatten)]
         options: PerfOptions,
     }
 
     fn plan(args: &[&str]) -> Plan {
-        Plan::new(&Command::try_parse_from([&["perf"], args].concat()).unwrap().options)
+        Plan::new(&PlanCommand::try_parse_from([&["perf"], args].concat()).unwrap().options)
     }
 
     #[test]
@@ -236,7 +236,8 @@ mod tests {
         assert_eq!(of(&["--op", "put_batch"]), [(64, 1000)]);
         assert_eq!(of(&["--op", "put_batch", "--pieces", "7", "--size", "8,9"]), [(8, 7), (9, 7)]);
         assert!(plan(&["latency"]).points.iter().all(|point| point.pieces == 1));
-        let wrong = Command::try_parse_from(["perf", "--pieces", "0"]).err().unwrap().to_string();
+        let wrong =
+            PlanCommand::try_parse_from(["perf", "--pieces", "0"]).err().unwrap().to_string();
         assert!(wrong.contains("1 to 1048576 pieces"), "{wrong}");
     }
 

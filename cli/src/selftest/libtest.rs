@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// Results that a test program printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Tally {
+pub(super) struct TestResults {
     pub(super) passed: u64,
     pub(super) failed: u64,
     pub(super) ignored: u64,
@@ -16,19 +16,19 @@ pub(super) struct Tally {
     pub(super) left_out: BTreeMap<String, u64>,
 }
 
-impl Tally {
+impl TestResults {
     /// Reads a test program's output; `None` if there is no result, because the program ended
     /// before its tests did.
     ///
     /// Tests start their program again as ranks, whose output may be among it. The last result is
     /// that of the program itself.
     pub(super) fn read(text: &str) -> Option<Self> {
-        let mut tally = None;
+        let mut results = None;
         let mut failures = Vec::new();
         let mut left_out = BTreeMap::new();
         for line in text.lines().map(str::trim) {
             if let Some(result) = line.strip_prefix("test result: ") {
-                tally = Some(Self::counts(result));
+                results = Some(Self::counts(result));
             } else if let Some(name) =
                 line.strip_prefix("test ").and_then(|line| line.strip_suffix("... FAILED"))
             {
@@ -37,7 +37,7 @@ impl Tally {
                 *left_out.entry(why.to_owned()).or_insert(0) += 1;
             }
         }
-        tally.map(|tally| Self { failures, left_out, ..tally })
+        results.map(|results| Self { failures, left_out, ..results })
     }
 
     /// Describes in words the tests that passed.
@@ -75,16 +75,16 @@ mod tests {
             compiler\nskipped: no GPU\n\
             test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; \
             finished in 0.10s\n";
-        let tally = Tally::read(text).unwrap();
-        assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 1, 4));
-        assert_eq!(tally.failures, ["a::c"]);
-        assert_eq!(tally.left_out, [("no GPU".into(), 1), ("no compiler".into(), 2)].into());
+        let results = TestResults::read(text).unwrap();
+        assert_eq!((results.passed, results.failed, results.ignored), (2, 1, 4));
+        assert_eq!(results.failures, ["a::c"]);
+        assert_eq!(results.left_out, [("no GPU".into(), 1), ("no compiler".into(), 2)].into());
     }
 
     #[test]
     fn without_a_result_there_is_no_count() {
-        assert_eq!(Tally::read("running 3 tests\ntest a ... ok\n5 passed\n"), None);
-        assert_eq!(Tally::read(""), None);
-        assert_eq!(Tally::read("test result: what? ; ;;"), Some(Tally::default()));
+        assert_eq!(TestResults::read("running 3 tests\ntest a ... ok\n5 passed\n"), None);
+        assert_eq!(TestResults::read(""), None);
+        assert_eq!(TestResults::read("test result: what? ; ;;"), Some(TestResults::default()));
     }
 }

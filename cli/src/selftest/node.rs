@@ -37,13 +37,13 @@ const JOBS: [&str; 3] = ["PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID"];
 /// This process among those of its node.
 pub(super) struct Node {
     /// Launcher and rank of this process; `None` without a launcher.
-    seat: Option<Seat>,
+    launched: Option<LaunchedRank>,
     /// Socket that holds the work of the node, if this process was the first to come.
     turn: Option<UnixListener>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Seat {
+struct LaunchedRank {
     launcher: &'static str,
     rank: u32,
     /// Local rank; `None` if the launcher does not tell it.
@@ -52,7 +52,7 @@ struct Seat {
     has_others: bool,
 }
 
-impl Seat {
+impl LaunchedRank {
     fn find(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
         [OURS, TORCHRUN]
@@ -79,14 +79,14 @@ impl Seat {
 
 impl Node {
     pub(super) fn of_this_process() -> Self {
-        let seat = Seat::find(|name| std::env::var(name).ok());
-        let is_untold = seat.as_ref().is_some_and(|seat| seat.on_node.is_none());
-        Self { seat, turn: if is_untold { first_come() } else { None } }
+        let launched = LaunchedRank::find(|name| std::env::var(name).ok());
+        let is_untold = launched.as_ref().is_some_and(|launched| launched.on_node.is_none());
+        Self { launched, turn: if is_untold { first_come() } else { None } }
     }
 
     /// Returns the reason why this process does nothing, if another one does the work of its node.
     pub(super) fn stands_by(&self) -> Option<String> {
-        let Seat { launcher, rank, on_node, .. } = self.seat.as_ref()?;
+        let LaunchedRank { launcher, rank, on_node, .. } = self.launched.as_ref()?;
         match on_node {
             Some(0) => None,
             Some(_) => {
@@ -101,15 +101,15 @@ impl Node {
 
     /// Describes the launcher in words.
     pub(super) fn launcher(&self) -> String {
-        self.seat.as_ref().map_or_else(
+        self.launched.as_ref().map_or_else(
             || "none".into(),
-            |Seat { launcher, rank, .. }| format!("{launcher}, rank {rank}"),
+            |LaunchedRank { launcher, rank, .. }| format!("{launcher}, rank {rank}"),
         )
     }
 
     /// Returns the suffix of the report's file names, if several nodes write reports.
     pub(super) fn suffix(&self) -> Option<String> {
-        self.seat.as_ref().filter(|seat| seat.has_others).map(|_| host())
+        self.launched.as_ref().filter(|launched| launched.has_others).map(|_| host())
     }
 }
 
@@ -138,34 +138,34 @@ fn first_come() -> Option<UnixListener> {
 mod tests {
     use super::*;
 
-    fn seat(variables: &[(&str, &str)]) -> Option<Seat> {
-        Seat::find(|name| {
+    fn launched(variables: &[(&str, &str)]) -> Option<LaunchedRank> {
+        LaunchedRank::find(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
     #[test]
-    fn without_a_launcher_there_is_no_seat_and_all_is_done_here() {
-        assert_eq!(seat(&[("PATH", "/bin"), ("PMI_RANK", "none")]), None);
+    fn without_a_launcher_no_rank_is_found_and_all_is_done_here() {
+        assert_eq!(launched(&[("PATH", "/bin"), ("PMI_RANK", "none")]), None);
         let batch = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")];
-        assert_eq!(seat(&batch), None, "a batch script is on one node");
-        let node = Node { seat: None, turn: None };
+        assert_eq!(launched(&batch), None, "a batch script is on one node");
+        let node = Node { launched: None, turn: None };
         assert_eq!((node.stands_by(), node.suffix(), node.launcher()), (None, None, "none".into()));
     }
 
     #[test]
     fn each_launcher_is_known_by_its_variables_and_one_rank_of_a_node_works() {
-        let ours = seat(&[("CARRACK_RANK", "1"), ("CARRACK_SIZE", "2")]).unwrap();
+        let ours = launched(&[("CARRACK_RANK", "1"), ("CARRACK_SIZE", "2")]).unwrap();
         assert_eq!(
             ours,
-            Seat { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false }
+            LaunchedRank { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false }
         );
         let torchrun =
-            seat(&[(RANK, "3"), (WORLD_SIZE, "4"), (LOCAL_RANK, "1"), (LOCAL_WORLD_SIZE, "2")]);
+            launched(&[(RANK, "3"), (WORLD_SIZE, "4"), (LOCAL_RANK, "1"), (LOCAL_WORLD_SIZE, "2")]);
         let launcher = "torchrun's variables";
         assert_eq!(
             torchrun.unwrap(),
-            Seat { launcher, rank: 3, on_node: Some(1), has_others: true }
+            LaunchedRank { launcher, rank: 3, on_node: Some(1), has_others: true }
         );
         let within_slurm = [
             ("SLURM_STEP_NUM_TASKS", "2"),
@@ -176,13 +176,13 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
         ];
-        let open_mpi = seat(&within_slurm).unwrap();
+        let open_mpi = launched(&within_slurm).unwrap();
         assert_eq!(
             open_mpi,
-            Seat { launcher: "Open MPI", rank: 5, on_node: Some(1), has_others: true }
+            LaunchedRank { launcher: "Open MPI", rank: 5, on_node: Some(1), has_others: true }
         );
         assert!(
-            Node { seat: Some(open_mpi), turn: None }
+            Node { launched: Some(open_mpi), turn: None }
                 .stands_by()
                 .unwrap()
                 .contains("rank 5 of Open MPI")
@@ -193,9 +193,12 @@ mod tests {
             ("SLURM_LOCALID", "0"),
             ("SLURM_NNODES", "2"),
         ];
-        let slurm = seat(&slurm).unwrap();
-        assert_eq!(slurm, Seat { launcher: "Slurm", rank: 4, on_node: Some(0), has_others: true });
-        let node = Node { seat: Some(slurm), turn: None };
+        let slurm = launched(&slurm).unwrap();
+        assert_eq!(
+            slurm,
+            LaunchedRank { launcher: "Slurm", rank: 4, on_node: Some(0), has_others: true }
+        );
+        let node = Node { launched: Some(slurm), turn: None };
         assert_eq!((node.stands_by(), node.suffix()), (None, Some(host())));
         let hydra = [
             ("PMI_RANK", "1"),
@@ -203,12 +206,15 @@ mod tests {
             ("MPI_LOCALRANKID", "1"),
             ("MPI_LOCALNRANKS", "2"),
         ];
-        assert_eq!(seat(&hydra).unwrap().launcher, "Hydra");
-        let told_little = seat(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap();
+        assert_eq!(launched(&hydra).unwrap().launcher, "Hydra");
+        let told_little = launched(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap();
         let launcher = "a launcher with PMI";
-        assert_eq!(told_little, Seat { launcher, rank: 1, on_node: None, has_others: true });
+        assert_eq!(
+            told_little,
+            LaunchedRank { launcher, rank: 1, on_node: None, has_others: true }
+        );
         assert!(
-            Node { seat: Some(told_little), turn: None }
+            Node { launched: Some(told_little), turn: None }
                 .stands_by()
                 .unwrap()
                 .contains("came first")

@@ -85,7 +85,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct SelftestCommand {
         #[command(flatten)]
         options: SelftestOptions,
     }
@@ -93,7 +93,7 @@ mod tests {
     /// An empty text is in every name.
     #[test]
     fn a_filter_has_no_empty_text() {
-        let parsed = |filter| Line::try_parse_from(["selftest", "--filter", filter]);
+        let parsed = |filter| SelftestCommand::try_parse_from(["selftest", "--filter", filter]);
         assert_eq!(parsed("conformance,halo").unwrap().options.filter, ["conformance", "halo"]);
         for filter in ["", "conformance,", ",halo"] {
             assert!(parsed(filter).is_err(), "{filter}");

@@ -3,7 +3,7 @@
 use super::child::{self, Ended, Trouble};
 use super::halo::Halo;
 use super::kit::Kit;
-use super::libtest::Tally;
+use super::libtest::TestResults;
 use super::machine::Gpus;
 use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
 use carrack::bootstrap::source::VARIABLES;
@@ -77,7 +77,7 @@ pub(super) struct Ran {
     /// Short summary.
     pub(super) words: String,
     pub(super) seconds: f64,
-    pub(super) tests: Option<Tally>,
+    pub(super) tests: Option<TestResults>,
     /// Command line, as a user would type it.
     command: String,
     /// The end of the output of a part that failed.
@@ -147,7 +147,7 @@ impl Part {
 
     fn judge(self, ended: &Ended) -> Ran {
         let Ended { said, complaints, end } = ended;
-        let tests = if self.sort == Sort::Tests { Tally::read(said) } else { None };
+        let tests = if self.sort == Sort::Tests { TestResults::read(said) } else { None };
         let figures: Vec<Value> = match self.sort {
             Sort::Perf => said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
             _ => Vec::new(),
@@ -181,7 +181,7 @@ impl Part {
         };
         let words = match (&reason, &tests, self.sort) {
             (Some(why), ..) => why.clone(),
-            (None, Some(tally), _) => tally.in_words(),
+            (None, Some(results), _) => results.in_words(),
             (None, None, Sort::Perf) => format!("{} figures", figures.len()),
             (None, None, _) => last.to_owned(),
         };
@@ -216,16 +216,18 @@ impl Part {
 }
 
 /// Returns the fault of a test program, if it has one: it ended badly, or its tests did.
-fn wrong_tests(trouble: Option<String>, tally: Option<&Tally>) -> Option<String> {
-    match (trouble, tally) {
-        (Some(_), Some(tally)) if tally.failed > 0 => {
-            Some(format!("{} tests failed: {}", tally.failed, tally.failures.join(", ")))
+fn wrong_tests(trouble: Option<String>, results: Option<&TestResults>) -> Option<String> {
+    match (trouble, results) {
+        (Some(_), Some(results)) if results.failed > 0 => {
+            Some(format!("{} tests failed: {}", results.failed, results.failures.join(", ")))
         }
         (Some(why), Some(_)) => Some(why),
         (Some(why), None) => Some(format!("{why}; it ended before its tests did")),
         (None, None) => Some("it printed no result of its tests".into()),
-        (None, Some(tally)) if tally.failed > 0 => Some(format!("{} tests failed", tally.failed)),
-        (None, Some(tally)) => (tally.passed == 0).then(|| "no test ran".into()),
+        (None, Some(results)) if results.failed > 0 => {
+            Some(format!("{} tests failed", results.failed))
+        }
+        (None, Some(results)) => (results.passed == 0).then(|| "no test ran".into()),
     }
 }
 

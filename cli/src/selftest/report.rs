@@ -2,7 +2,7 @@
 
 use super::halo::{self, Halo};
 use super::kit::{About, Kit};
-use super::libtest::Tally;
+use super::libtest::TestResults;
 use super::machine::{Gpus, Machine};
 use super::markdown;
 use super::node::{self, Node};
@@ -63,15 +63,16 @@ impl Report {
         ran: Vec<Ran>,
     ) -> Self {
         let count = |outcome| ran.iter().filter(|ran| ran.outcome == outcome).count();
-        let sum =
-            |of: fn(&Tally) -> u64| ran.iter().filter_map(|ran| ran.tests.as_ref()).map(of).sum();
+        let sum = |of: fn(&TestResults) -> u64| {
+            ran.iter().filter_map(|ran| ran.tests.as_ref()).map(of).sum()
+        };
         let totals = Totals {
             parts_passed: count(Outcome::Passed),
             parts_failed: count(Outcome::Failed),
             parts_skipped: count(Outcome::Skipped),
-            tests_passed: sum(|tally| tally.passed),
-            tests_failed: sum(|tally| tally.failed),
-            tests_ignored: sum(|tally| tally.ignored),
+            tests_passed: sum(|results| results.passed),
+            tests_failed: sum(|results| results.failed),
+            tests_ignored: sum(|results| results.ignored),
         };
         let halo: Vec<Halo> = ran.iter().filter_map(|ran| ran.halo).collect();
         let [picture, plot] = halo::drawn(node.suffix().as_deref());

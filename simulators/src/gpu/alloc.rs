@@ -3,8 +3,8 @@
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
 use super::memory::{Alias, GRANULE, create};
-use super::shared::{Device, Shared};
-use super::table::{Entry, Origin, Table};
+use super::shared::{GpuDevice, Shared};
+use super::table::{Allocation, Origin, Table};
 use carrack_transports::gpu::{Flavour, Gpu, GpuError, HandleForm};
 use carrack_transports::mem::{AllocId, MemKind, Region};
 use std::any::Any;
@@ -50,12 +50,12 @@ impl Shared {
         let access = None;
         table.insert(
             base,
-            Entry { len, span, ordinal, window, kind, id, context, alias, origin, access },
+            Allocation { len, span, ordinal, window, kind, id, context, alias, origin, access },
         );
         drop(table);
         count(&self.faults.counts.allocs);
-        let parts = Parts { ordinal, window, base, len, kind, id };
-        self.region(parts, Box::new(Placed::new(self, parts, false)))
+        let placement = Placement { ordinal, window, base, len, kind, id };
+        self.region(placement, Box::new(Placed::new(self, placement, false)))
     }
 
     /// Maps another process's memory into the window of the device that owns it.
@@ -80,23 +80,23 @@ impl Shared {
         let access = None;
         table.insert(
             base,
-            Entry { len, span, ordinal, window, kind, id, context, alias, origin, access },
+            Allocation { len, span, ordinal, window, kind, id, context, alias, origin, access },
         );
         drop(table);
         count(&self.faults.counts.maps);
-        let parts = Parts { ordinal, window, base, len, kind, id };
-        Ok(Placed::new(self, parts, true))
+        let placement = Placement { ordinal, window, base, len, kind, id };
+        Ok(Placed::new(self, placement, true))
     }
 
     /// Makes a region of memory that is in the table as long as `owner` lives, for the engines of
     /// the device that owns it.
     pub(super) fn region(
         self: &Arc<Self>,
-        parts: Parts,
+        placement: Placement,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Region, GpuError> {
-        let own = parts.ordinal;
-        self.region_for(own, parts, owner)
+        let own = placement.ordinal;
+        self.region_for(own, placement, owner)
     }
 
     /// Makes a region as [`region`](Self::region) does, for the engines of the device that has
@@ -104,10 +104,10 @@ impl Shared {
     pub(super) fn region_for(
         self: &Arc<Self>,
         engine: usize,
-        parts: Parts,
+        placement: Placement,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Region, GpuError> {
-        let Parts { window, base, len, kind, id, .. } = parts;
+        let Placement { window, base, len, kind, id, .. } = placement;
         let device = self.device("region", window)?;
         let gpu: Arc<dyn Gpu> = self.gpu("region", engine)?;
         // SAFETY: the range was placed in that device's window and entered in the table. Both stay
@@ -162,7 +162,7 @@ impl Shared {
 /// Returns the bytes that an allocation of `len` occupies on a device, if it has room.
 pub(super) fn room(
     call: &'static str,
-    device: &Device,
+    device: &GpuDevice,
     table: &Table,
     ordinal: usize,
     len: usize,
@@ -181,9 +181,9 @@ pub(super) fn room(
 
 /// Plain data of memory in the table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Parts {
+pub(super) struct Placement {
     pub(super) ordinal: usize,
-    /// See [`Entry::window`].
+    /// See [`Allocation::window`].
     pub(super) window: usize,
     pub(super) base: usize,
     pub(super) len: usize,
@@ -196,20 +196,20 @@ pub(super) struct Parts {
 #[derive(Debug)]
 pub(super) struct Placed {
     shared: Arc<Shared>,
-    pub(super) parts: Parts,
+    pub(super) placement: Placement,
     opened: bool,
 }
 
 impl Placed {
-    fn new(shared: &Arc<Shared>, parts: Parts, opened: bool) -> Self {
-        Self { shared: Arc::clone(shared), parts, opened }
+    fn new(shared: &Arc<Shared>, placement: Placement, opened: bool) -> Self {
+        Self { shared: Arc::clone(shared), placement, opened }
     }
 }
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        let (shared, base, opened) = (Arc::clone(&self.shared), self.parts.base, self.opened);
-        match self.shared.devices.get(self.parts.ordinal) {
+        let (shared, base, opened) = (Arc::clone(&self.shared), self.placement.base, self.opened);
+        match self.shared.devices.get(self.placement.ordinal) {
             Some(device) => device.waits.when_none(move || shared.free(base, opened)),
             None => shared.free(base, opened),
         }

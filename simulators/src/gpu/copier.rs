@@ -1,10 +1,10 @@
 //! Small copies by a resident kernel, which is a thread here, and runs the code that the lease's
 //! model checks.
 
-use super::engine::{End, Part, carry_out};
+use super::engine::{CopyPart, End, carry_out};
 use super::error::{LAUNCH_FAILED, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::event::failed;
-use super::faults::{Faults, count};
+use super::faults::{GpuFaults, count};
 use super::standstill::Standstill;
 use carrack_transports::gpu::copier::{
     Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident,
@@ -20,7 +20,7 @@ use std::time::Instant;
 
 /// The copier of a device, if it was asked for, and the count of engine copies.
 pub(super) struct Copier {
-    resident: OnceLock<Result<Arc<Resident<Launch>>, GpuError>>,
+    resident: OnceLock<Result<Arc<Resident<ThreadLauncher>>, GpuError>>,
     /// Copies in flight on the library's own streams.
     in_flight: Arc<AtomicUsize>,
 }
@@ -33,22 +33,22 @@ impl Copier {
     /// Sets the copier up at the first copy, as on a real device.
     pub(super) fn find(
         &self,
-        faults: &Arc<Faults>,
+        faults: &Arc<GpuFaults>,
         standstill: &Arc<Standstill>,
-    ) -> Option<&Arc<Resident<Launch>>> {
+    ) -> Option<&Arc<Resident<ThreadLauncher>>> {
         let find = || {
             if faults.refuses_copiers() {
                 return Err(error("copier", NOT_SUPPORTED, "no copier, ordered by a test"));
             }
             let (faults, standstill) = (Arc::clone(faults), Arc::clone(standstill));
-            let launch = Launch {
+            let launcher = ThreadLauncher {
                 board: Arc::new(Board::new()),
                 parts: Arc::default(),
                 last: Mutex::default(),
                 faults,
                 standstill,
             };
-            let resident = Resident::new(Arc::clone(&launch.board), launch);
+            let resident = Resident::new(Arc::clone(&launcher.board), launcher);
             resident.renew();
             Ok(resident)
         };
@@ -59,16 +59,16 @@ impl Copier {
     /// not, returns them, with `true` if only a kernel is missing.
     pub(super) fn offer(
         &self,
-        resident: &Arc<Resident<Launch>>,
-        parts: Vec<Part>,
-    ) -> Result<Event, (bool, Vec<Part>)> {
+        resident: &Arc<Resident<ThreadLauncher>>,
+        parts: Vec<CopyPart>,
+    ) -> Result<Event, (bool, Vec<CopyPart>)> {
         let places: Vec<Place> = parts.iter().map(place).collect();
         let fit = |&(dst, src, len): &Place| match places.len() {
             1 => fits(dst, src, len),
             _ => fits_among_others(dst, src, len),
         };
         let on_devices =
-            |(dst, src, _): &Part| matches!((dst, src), (End::Device(..), End::Device(..)));
+            |(dst, src, _): &CopyPart| matches!((dst, src), (End::Device(..), End::Device(..)));
         if places.len() > PIECES || !places.iter().all(fit) || !parts.iter().all(on_devices) {
             return Err((false, parts));
         }
@@ -140,30 +140,30 @@ impl Drop for EngineCopy {
 
 /// Memory of copies that were given to the kernel, held until they are done. The key is the list
 /// that the kernel will find.
-type Parts = Mutex<Vec<(Vec<Place>, Vec<Part>)>>;
+type GivenCopies = Mutex<Vec<(Vec<Place>, Vec<CopyPart>)>>;
 
-fn place((dst, src, len): &Part) -> Place {
+fn place((dst, src, len): &CopyPart) -> Place {
     let addr = |end: &End| end.address().as_ptr() as usize;
     (addr(dst), addr(src), *len)
 }
 
-fn take(parts: &Parts, places: &[Place]) -> Option<Vec<Part>> {
+fn take(parts: &GivenCopies, places: &[Place]) -> Option<Vec<CopyPart>> {
     let mut parts = parts.lock();
     let at = parts.iter().position(|(given, _)| given == places)?;
     Some(parts.remove(at).1)
 }
 
-/// Start of the thread that stands for a kernel.
-pub(super) struct Launch {
+/// Launcher of the thread that stands for a kernel.
+pub(super) struct ThreadLauncher {
     board: Arc<Board>,
-    parts: Arc<Parts>,
+    parts: Arc<GivenCopies>,
     /// The last kernel's thread.
     last: Mutex<Option<JoinHandle<()>>>,
-    faults: Arc<Faults>,
+    faults: Arc<GpuFaults>,
     standstill: Arc<Standstill>,
 }
 
-impl Launcher for Launch {
+impl Launcher for ThreadLauncher {
     type Board = Arc<Board>;
 
     fn address_of_board(&self) -> u64 {
@@ -208,7 +208,7 @@ impl Launcher for Launch {
 }
 
 /// Runs the kernel.
-fn run((board, at): (&Board, u64), generation: u64, parts: &Parts, faults: &Faults) {
+fn run((board, at): (&Board, u64), generation: u64, parts: &GivenCopies, faults: &GpuFaults) {
     let mut kernel = Kernel::begin(&board.page, generation);
     let copy = |command: Command| {
         // The memory is released before the end of the copies is visible.

@@ -1,10 +1,10 @@
 //! One simulated device.
 
-use super::copier::Launch;
-use super::engine::{Copy, End, Job, Part, Queue};
+use super::copier::ThreadLauncher;
+use super::engine::{Copy, CopyPart, End, Queue, StreamJob};
 use super::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, error};
 use super::event::Promise;
-use super::faults::{FailAt, Faults, count};
+use super::faults::{FailAt, GpuFaults, count};
 use super::ipc;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
@@ -35,7 +35,7 @@ impl FakeGpu {
     }
 
     /// Returns the switches for faults, shared with the driver and its other devices.
-    pub fn faults(&self) -> &Arc<Faults> {
+    pub fn faults(&self) -> &Arc<GpuFaults> {
         &self.shared.faults
     }
 
@@ -88,7 +88,7 @@ impl FakeGpu {
     /// Adds a copy in two parts if it crosses from one allocation into the next.
     fn add_parts(
         &self,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<CopyPart>,
         (mut to, dst): (*mut u8, MemKind),
         (mut from, src): (*const u8, MemKind),
         mut len: usize,
@@ -118,7 +118,7 @@ impl FakeGpu {
     }
 
     #[allow(clippy::type_complexity, reason = "as above")]
-    fn together(&self, parts: Vec<Part>) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+    fn together(&self, parts: Vec<CopyPart>) -> Result<(Result<Copy, Promise>, Event), GpuError> {
         let (done, event) = Promise::new();
         if parts.is_empty() {
             return Ok((Err(done), event));
@@ -138,7 +138,7 @@ impl FakeGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Part, GpuError> {
+    ) -> Result<CopyPart, GpuError> {
         let dst = self.end("target", dst.0, dst.1, len)?;
         let src = self.end("source", src.0.cast_mut(), src.1, len)?;
         Ok((dst, src, len))
@@ -220,7 +220,7 @@ impl FakeGpu {
     }
 
     /// Returns the resident copier, if it was asked for.
-    fn resident(&self) -> Result<Option<&Arc<Resident<Launch>>>, GpuError> {
+    fn resident(&self) -> Result<Option<&Arc<Resident<ThreadLauncher>>>, GpuError> {
         if !self.shared.wants_copiers.load(Ordering::SeqCst) {
             return Ok(None);
         }
@@ -236,7 +236,7 @@ impl FakeGpu {
         is_for_copier: bool,
     ) -> Result<Option<Event>, GpuError> {
         let Some(resident) = self.resident()? else {
-            return self.give(Job::Copy(copy)).map(|()| None);
+            return self.give(StreamJob::Copy(copy)).map(|()| None);
         };
         let copier = &self.shared.device("copy", self.ordinal)?.copier;
         let mut lacks_kernel = false;
@@ -248,7 +248,7 @@ impl FakeGpu {
         }
         resident.settle();
         copy.in_flight = Some(copier.engine_begins());
-        self.give(Job::Copy(copy))?;
+        self.give(StreamJob::Copy(copy))?;
         if lacks_kernel {
             resident.renew();
         }
@@ -256,7 +256,7 @@ impl FakeGpu {
     }
 
     /// Gives a job to one of the library's own streams, in turn.
-    fn give(&self, job: Job) -> Result<(), GpuError> {
+    fn give(&self, job: StreamJob) -> Result<(), GpuError> {
         let device = self.shared.device("copy", self.ordinal)?;
         let turn = device.turn.fetch_add(1, Ordering::Relaxed) % INTERNAL_STREAMS;
         let Some(slot) = device.streams.get(turn) else {

@@ -9,7 +9,7 @@
 use super::copier::EngineCopy;
 use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
 use super::event::Promise;
-use super::faults::Faults;
+use super::faults::GpuFaults;
 use super::memory::Alias;
 use super::standstill::Standstill;
 use carrack_transports::gpu::{Event, GpuError, Until};
@@ -64,11 +64,11 @@ impl Word {
 }
 
 /// One of several grouped copies: target, source, bytes.
-pub(super) type Part = (End, End, usize);
+pub(super) type CopyPart = (End, End, usize);
 
 /// A copy whose ends have been checked, or several grouped ones.
 pub(super) struct Copy {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<CopyPart>,
     pub(super) delay: Duration,
     /// The fault that was ordered for it.
     pub(super) fail: Option<GpuError>,
@@ -78,12 +78,12 @@ pub(super) struct Copy {
 }
 
 /// Body of a kernel.
-pub(super) type Body = Box<dyn FnOnce() -> Result<(), GpuError> + Send>;
+pub(super) type KernelBody = Box<dyn FnOnce() -> Result<(), GpuError> + Send>;
 
 /// Work for a stream.
-pub(super) enum Job {
+pub(super) enum StreamJob {
     Copy(Copy),
-    Launch { body: Body, delay: Duration },
+    Launch { body: KernelBody, delay: Duration },
     Record(Promise),
     Wait(Event),
     Hold(Word, u64, Until),
@@ -91,13 +91,13 @@ pub(super) enum Job {
 
 /// Sender of work to a stream's thread, which ends when this is dropped and all work is done.
 #[derive(Debug)]
-pub(super) struct Queue(Sender<Job>);
+pub(super) struct Queue(Sender<StreamJob>);
 
 impl Queue {
     /// Starts a stream's thread.
     pub(super) fn start(
         name: String,
-        faults: Arc<Faults>,
+        faults: Arc<GpuFaults>,
         device: Arc<Standstill>,
     ) -> Result<Self, GpuError> {
         let (give, take) = channel();
@@ -111,29 +111,29 @@ impl Queue {
     }
 
     /// Gives a job to the stream.
-    pub(super) fn give(&self, job: Job) -> Result<(), GpuError> {
+    pub(super) fn give(&self, job: StreamJob) -> Result<(), GpuError> {
         self.0
             .send(job)
             .map_err(|_| error("stream", LAUNCH_FAILED, "the stream's thread has ended"))
     }
 }
 
-fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
+fn run(jobs: &Receiver<StreamJob>, faults: &GpuFaults, device: &Standstill) {
     // As a CUDA context after a fault of a kernel: no work runs any more, and every event reports
     // the fault.
     let mut sticky: Option<GpuError> = None;
     for job in jobs {
         device.pass();
         match job {
-            Job::Copy(copy) => perform(copy, sticky.clone(), faults),
-            Job::Record(done) => done.fire(sticky.clone().map_or(Ok(()), Err)),
+            StreamJob::Copy(copy) => perform(copy, sticky.clone(), faults),
+            StreamJob::Record(done) => done.fire(sticky.clone().map_or(Ok(()), Err)),
             _ if sticky.is_some() => {}
-            Job::Wait(event) => sticky = event.wait().err(),
-            Job::Hold(word, value, until) => device.hold(|| match until {
+            StreamJob::Wait(event) => sticky = event.wait().err(),
+            StreamJob::Hold(word, value, until) => device.hold(|| match until {
                 Until::Equal => word.load() == value,
                 Until::Reached => word.load().wrapping_sub(value).cast_signed() >= 0,
             }),
-            Job::Launch { body, delay } => {
+            StreamJob::Launch { body, delay } => {
                 pause(delay);
                 sticky = match catch_unwind(AssertUnwindSafe(body)) {
                     Ok(outcome) => outcome.err(),
@@ -144,7 +144,7 @@ fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
     }
 }
 
-fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
+fn perform(copy: Copy, sticky: Option<GpuError>, faults: &GpuFaults) {
     let Copy { parts, delay, fail, done, in_flight } = copy;
     pause(delay);
     faults.wait_while_held();
@@ -167,7 +167,7 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
 }
 
 /// Makes a copy between two devices' memory in a resident kernel.
-pub(super) fn carry_out((dst, src, len): Part) {
+pub(super) fn carry_out((dst, src, len): CopyPart) {
     // SAFETY: device ends were checked when the copy was begun, and their aliases are held until
     // it ends.
     unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };

@@ -1,7 +1,7 @@
 //! Faults on request, and counts of driver calls.
 //!
-//! One [`Faults`] belongs to a driver and all of its devices; it can be set at any time, from any
-//! thread.
+//! One [`GpuFaults`] belongs to a driver and all of its devices; it can be set at any time, from
+//! any thread.
 
 use super::error::error;
 use carrack_transports::gpu::{GpuError, HandleForm, RemoteWrites};
@@ -101,12 +101,12 @@ pub(super) fn count(counter: &AtomicU64) {
 
 /// An ordered fault, and the calls before it.
 #[derive(Debug)]
-pub(crate) struct Ordered<T> {
+pub(crate) struct OrderedFault<T> {
     pub(crate) which: Which,
     pub(crate) what: T,
 }
 
-impl<T: Copy> Ordered<T> {
+impl<T: Copy> OrderedFault<T> {
     /// Counts one down. Returns the fault if its turn has come.
     pub(crate) fn next(slot: &mut Option<Self>) -> Option<T> {
         let ordered = slot.as_mut()?;
@@ -127,12 +127,12 @@ impl<T: Copy> Ordered<T> {
 
 /// Switches for all faults of a driver. All are off to begin with.
 #[derive(Debug, Default)]
-pub struct Faults {
+pub struct GpuFaults {
     switches: Switches,
     refused: Mutex<HashSet<HandleForm>>,
     open: Mutex<Option<i32>>,
     remote_writes: Mutex<Option<RemoteWrites>>,
-    copies: Mutex<Option<Ordered<(FailAt, i32)>>>,
+    copies: Mutex<Option<OrderedFault<(FailAt, i32)>>>,
     copy_delay: AtomicU64,
     launch_delay: AtomicU64,
     apart: Mutex<HashSet<(GpuUuid, GpuUuid)>>,
@@ -149,7 +149,7 @@ macro_rules! switches {
         #[derive(Debug, Default)]
         struct Switches { $($set: AtomicBool,)* }
 
-        impl Faults { $(
+        impl GpuFaults { $(
             $(#[$doc])*
             pub fn $set(&self, on: bool) {
                 self.switches.$set.store(on, Ordering::SeqCst);
@@ -199,7 +199,7 @@ switches! {
     lose_copiers, loses_copiers;
 }
 
-impl Faults {
+impl GpuFaults {
     /// Makes exports in this form fail.
     pub fn refuse_export(&self, form: HandleForm, on: bool) {
         let mut refused = self.refused.lock();
@@ -230,7 +230,7 @@ impl Faults {
     /// and `write` included. The failure belongs to the copy: later ones work, unless they are
     /// selected, too.
     pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
-        *self.copies.lock() = Some(Ordered { which, what: (at, code) });
+        *self.copies.lock() = Some(OrderedFault { which, what: (at, code) });
     }
 
     /// Ends the failures of copies.
@@ -251,9 +251,9 @@ impl Faults {
     /// Keeps copies from ending until the guard is dropped: for tests that must see `Pending`,
     /// without a race against a delay.
     #[must_use = "copies go on when the guard is dropped"]
-    pub fn hold_copies(self: &Arc<Self>) -> Held {
+    pub fn hold_copies(self: &Arc<Self>) -> HeldCopies {
         *self.held.lock() += 1;
-        Held(Arc::clone(self))
+        HeldCopies(Arc::clone(self))
     }
 
     /// Simulates a process of this number that wants copiers on all devices, too, which is found
@@ -323,7 +323,7 @@ impl Faults {
 
     /// Counts a copy down, and returns its ordered failure, if there is one.
     pub(super) fn next_copy(&self) -> Option<(FailAt, GpuError)> {
-        let (at, code) = Ordered::next(&mut self.copies.lock())?;
+        let (at, code) = OrderedFault::next(&mut self.copies.lock())?;
         Some((at, error("copy", code, "a failure ordered by a test")))
     }
 
@@ -337,9 +337,9 @@ impl Faults {
 
 /// Guard that stops copies while it lives.
 #[derive(Debug)]
-pub struct Held(Arc<Faults>);
+pub struct HeldCopies(Arc<GpuFaults>);
 
-impl Drop for Held {
+impl Drop for HeldCopies {
     fn drop(&mut self) {
         *self.0.held.lock() -= 1;
         self.0.released.notify_all();
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn the_nth_copy_from_now_fails_and_no_other() {
-        let faults = Faults::default();
+        let faults = GpuFaults::default();
         faults.fail_copies(FailAt::Event, Which::Nth(3), 700);
         let failed: Vec<bool> = (0..5).map(|_| faults.next_copy().is_some()).collect();
         assert_eq!(failed, [false, false, true, false, false]);
@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn devices_are_apart_in_both_directions() {
         let (one, other) = (GpuUuid([1; 16]), GpuUuid([2; 16]));
-        let faults = Faults::default();
+        let faults = GpuFaults::default();
         faults.refuse_peer(other, one, true);
         assert!(faults.are_apart(one, other) && faults.are_apart(other, one));
         faults.refuse_peer(one, other, false);

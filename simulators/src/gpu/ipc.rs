@@ -203,9 +203,9 @@ pub(super) fn open(
         }
     };
     count(&shared.faults.counts.opens);
-    let parts = placed.parts;
+    let placement = placed.placement;
     let opening = Opening { shared: Arc::clone(shared), _held: placed };
-    shared.region_for(opener, parts, Box::new(opening))
+    shared.region_for(opener, placement, Box::new(opening))
 }
 
 /// Opens a descriptor for use by device `opener`, at reserved addresses.
@@ -225,10 +225,10 @@ pub(super) fn open_at(
     let ordinal = owner(shared, opener, handle.gpu)?;
     let (_, size) = inspect("open_at", fd)?;
     check_length(handle.len as u64, size)?;
-    let (parts, piece) = shared.adopt_at(ordinal, place, handle.len, fd)?;
+    let (placement, piece) = shared.adopt_at(ordinal, place, handle.len, fd)?;
     count(&shared.faults.counts.opens);
     let opening = Opening { shared: Arc::clone(shared), _held: piece };
-    shared.region_for(opener, parts, Box::new(opening))
+    shared.region_for(opener, placement, Box::new(opening))
 }
 
 fn owner(shared: &Shared, opener: usize, gpu: GpuUuid) -> Result<usize, GpuError> {

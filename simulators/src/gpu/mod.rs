@@ -19,7 +19,7 @@
 //! | `reserved` | allocation at reserved addresses |
 //! | `pinned` | host memory that counts as locked |
 //! | `ipc` | handles between processes |
-//! | `faults` | faults on request, and counters: [`Faults`], [`Counters`] |
+//! | `faults` | faults on request, and counters: [`GpuFaults`], [`Counters`] |
 //! | `error` | the CUDA driver's codes |
 //!
 //! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the
@@ -55,7 +55,7 @@ mod udmabuf;
 
 pub use config::FakeConfig;
 pub use device::FakeGpu;
-pub use faults::{Counters, FailAt, Faults, Held, Which};
+pub use faults::{Counters, FailAt, GpuFaults, HeldCopies, Which};
 pub use stream::{FakeStream, Kernel};
 
 use carrack_transports::gpu::{Driver, Extent, Gpu, GpuError};
@@ -112,7 +112,7 @@ impl FakeDriver {
     }
 
     /// Returns the switches for faults.
-    pub fn faults(&self) -> &Arc<Faults> {
+    pub fn faults(&self) -> &Arc<GpuFaults> {
         &self.shared.faults
     }
 

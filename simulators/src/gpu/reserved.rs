@@ -2,12 +2,12 @@
 //!
 //! The addresses belong to one device's window; the memory there may be any device's.
 
-use super::alloc::{Parts, room};
+use super::alloc::{Placement, room};
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, error};
 use super::faults::count;
 use super::memory::{Alias, GRANULE, create};
 use super::shared::Shared;
-use super::table::{Entry, Origin, Table};
+use super::table::{Allocation, Origin, Table};
 use carrack_transports::gpu::{Access, GpuError, Reservation};
 use carrack_transports::mem::{MemKind, Region};
 use std::os::fd::AsFd;
@@ -30,14 +30,14 @@ impl Drop for Reserved {
 
 /// A piece of memory there, allocated or opened. It is unmapped before the addresses are released.
 /// Unmapping waits for no stream, so it is never put off.
-pub(super) struct Piece {
+pub(super) struct MappedPiece {
     shared: Arc<Shared>,
     base: usize,
     opened: bool,
     _addresses: Reservation,
 }
 
-impl Drop for Piece {
+impl Drop for MappedPiece {
     fn drop(&mut self) {
         self.shared.free(self.base, self.opened);
     }
@@ -104,17 +104,28 @@ impl Shared {
         let origin = Origin::Shareable(fd);
         table.insert(
             base,
-            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, access },
+            Allocation {
+                len,
+                span,
+                ordinal,
+                window,
+                kind,
+                id,
+                context: None,
+                alias,
+                origin,
+                access,
+            },
         );
         drop(table);
         count(&self.faults.counts.allocs);
-        let piece = Piece {
+        let piece = MappedPiece {
             shared: Arc::clone(self),
             base,
             opened: false,
             _addresses: reservation.clone(),
         };
-        self.region(Parts { ordinal, window, base, len, kind, id }, Box::new(piece))
+        self.region(Placement { ordinal, window, base, len, kind, id }, Box::new(piece))
     }
 
     /// Maps another process's memory at reserved addresses.
@@ -124,7 +135,7 @@ impl Shared {
         place: (&Reservation, usize),
         len: usize,
         fd: impl AsFd,
-    ) -> Result<(Parts, Piece), GpuError> {
+    ) -> Result<(Placement, MappedPiece), GpuError> {
         const CALL: &str = "open_at";
         let device = self.device(CALL, ordinal)?;
         let (window, base) = self.place_at(CALL, place, len)?;
@@ -137,13 +148,28 @@ impl Shared {
         let access = None;
         table.insert(
             base,
-            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, access },
+            Allocation {
+                len,
+                span,
+                ordinal,
+                window,
+                kind,
+                id,
+                context: None,
+                alias,
+                origin,
+                access,
+            },
         );
         drop(table);
         count(&self.faults.counts.maps);
-        let piece =
-            Piece { shared: Arc::clone(self), base, opened: true, _addresses: place.0.clone() };
-        Ok((Parts { ordinal, window, base, len, kind, id }, piece))
+        let piece = MappedPiece {
+            shared: Arc::clone(self),
+            base,
+            opened: true,
+            _addresses: place.0.clone(),
+        };
+        Ok((Placement { ordinal, window, base, len, kind, id }, piece))
     }
 
     /// Returns the place of a piece of a reservation: the device in whose window it lies, and its

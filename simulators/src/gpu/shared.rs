@@ -8,12 +8,12 @@ use super::engine::Queue;
 use super::error::{
     INVALID_DEVICE, INVALID_VALUE, OPERATING_SYSTEM, PEER_ACCESS_UNSUPPORTED, error,
 };
-use super::faults::Faults;
+use super::faults::GpuFaults;
 use super::ipc::Opened;
 use super::memory::{Alias, GRANULE, Window};
 use super::pinned::Pinned;
 use super::standstill::Standstill;
-use super::table::{Entry, Origin, Table};
+use super::table::{Allocation, Origin, Table};
 use carrack_transports::gpu::waits::{PutOff, Waits};
 use carrack_transports::gpu::{Forms, GpuError, GpuInfo, HandleForm, Rights};
 use carrack_transports::mem::{AllocId, GpuUuid, MemKind, Region};
@@ -32,7 +32,7 @@ const WINDOW_FACTOR: usize = 64;
 
 /// One device.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct GpuDevice {
     pub(super) info: GpuInfo,
     pub(super) window: Window,
     /// Bytes that can be allocated.
@@ -52,7 +52,7 @@ pub(super) struct Device {
     pub(super) copier: Copier,
 }
 
-impl Device {
+impl GpuDevice {
     /// Waits as a call of the driver that waits for the whole device, when the library makes it.
     pub(super) fn wait_as_a_call_does(&self) {
         self.copier.end_early();
@@ -63,8 +63,8 @@ impl Device {
 /// State that all devices of a driver share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) devices: Vec<Device>,
-    pub(super) faults: Arc<Faults>,
+    pub(super) devices: Vec<GpuDevice>,
+    pub(super) faults: Arc<GpuFaults>,
     pub(super) opened: Opened,
     pub(super) table: Mutex<Table>,
     pub(super) pinned: Pinned,
@@ -109,7 +109,7 @@ pub(super) enum Exportable {
 
 impl Shared {
     pub(super) fn new(config: &FakeConfig) -> Result<Self, GpuError> {
-        let faults = Arc::new(Faults::default());
+        let faults = Arc::new(GpuFaults::default());
         faults.copy_delay(config.copy_delay);
         faults.launch_delay(config.launch_delay);
         for &(one, other) in &config.no_peer {
@@ -119,7 +119,7 @@ impl Shared {
         let visible = config.visible()?;
         let mut devices = Vec::with_capacity(visible.len());
         for (ordinal, &physical) in visible.iter().enumerate() {
-            devices.push(Device {
+            devices.push(GpuDevice {
                 info: config.info(ordinal, physical),
                 window: Window::reserve(
                     config.memory.saturating_mul(WINDOW_FACTOR) / GRANULE * GRANULE,
@@ -152,7 +152,11 @@ impl Shared {
     }
 
     /// Returns the device of an ordinal.
-    pub(super) fn device(&self, call: &'static str, ordinal: usize) -> Result<&Device, GpuError> {
+    pub(super) fn device(
+        &self,
+        call: &'static str,
+        ordinal: usize,
+    ) -> Result<&GpuDevice, GpuError> {
         self.devices.get(ordinal).ok_or_else(|| {
             error(call, INVALID_DEVICE, format!("there is no device {ordinal} in this process"))
         })
@@ -209,8 +213,9 @@ impl Shared {
         self.window_of(addr)?;
         let table = self.table.lock();
         let (base, entry) = table.find(addr)?;
-        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref access, .. } =
-            *entry;
+        let Allocation {
+            len, ordinal, kind, id, context, ref alias, ref origin, ref access, ..
+        } = *entry;
         let forms = Forms::NONE
             .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
             .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))

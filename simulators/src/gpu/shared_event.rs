@@ -120,14 +120,14 @@ fn load(words: &Region, at: usize) -> u64 {
 
 /// A record that a stream has not reached yet. If it is dropped before, since the stream failed,
 /// it fails the event, so that its waiters do not wait for ever.
-struct Ordered {
+struct PendingRecord {
     words: Region,
     number: u64,
     reached: bool,
     owner: Owner,
 }
 
-impl Ordered {
+impl PendingRecord {
     fn reach(mut self) {
         self.reached = true;
         let mut held = load(&self.words, REACHED);
@@ -140,7 +140,7 @@ impl Ordered {
     }
 }
 
-impl Drop for Ordered {
+impl Drop for PendingRecord {
     fn drop(&mut self) {
         if !self.reached && self.owner.is_here() {
             let _ = self.words.compare_swap(FAILED, 0, 1);
@@ -172,7 +172,7 @@ impl SharedEvent for FakeSharedEvent {
             .ok_or_else(|| error("record", INVALID_HANDLE, "the stream is another driver's"))?;
         let number = self.words.fetch_add(RECORDED, 1).unwrap_or(0) + 1;
         let (words, owner) = (self.words.clone(), Owner::this_process());
-        let ordered = Ordered { words, number, reached: false, owner };
+        let ordered = PendingRecord { words, number, reached: false, owner };
         stream.launch(move |_| {
             ordered.reach();
             Ok(())

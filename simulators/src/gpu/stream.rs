@@ -1,6 +1,6 @@
 //! Streams of the user's own, and the closures that stand for kernels.
 
-use super::engine::{Copy, Job, Queue, Word, load, store};
+use super::engine::{Copy, Queue, StreamJob, Word, load, store};
 use super::error::{ILLEGAL_ADDRESS, INVALID_VALUE, error};
 use super::event::Promise;
 use super::faults::count;
@@ -57,7 +57,8 @@ impl FakeStream {
             // An illegal access counts, also if the kernel ignored it.
             access.fault.take().map_or(outcome, Err)
         });
-        self.queue.give(Job::Launch { body, delay: self.shared.faults.delay_of_launches() })?;
+        self.queue
+            .give(StreamJob::Launch { body, delay: self.shared.faults.delay_of_launches() })?;
         count(&self.shared.faults.counts.launches);
         Ok(())
     }
@@ -77,7 +78,7 @@ unsafe impl Stream for FakeStream {
         len: usize,
     ) -> Result<Event, GpuError> {
         let (copy, event) = self.shared.gpu("copy", self.ordinal)?.checked(dst, src, len)?;
-        self.queue.give(copy.map_or_else(Job::Record, Job::Copy))?;
+        self.queue.give(copy.map_or_else(StreamJob::Record, StreamJob::Copy))?;
         count(&self.shared.faults.counts.copies);
         Ok(event)
     }
@@ -97,14 +98,14 @@ unsafe impl Stream for FakeStream {
 
     fn record(&self) -> Result<Event, GpuError> {
         let (promise, event) = Promise::new();
-        self.queue.give(Job::Record(promise))?;
+        self.queue.give(StreamJob::Record(promise))?;
         Ok(event)
     }
 
     /// Makes the stream wait for an event. An event that fails also fails the stream: later work
     /// would use data that have not arrived.
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        self.queue.give(Job::Wait(event.clone()))
+        self.queue.give(StreamJob::Wait(event.clone()))
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
@@ -127,7 +128,7 @@ unsafe impl Stream for FakeStream {
     ) -> Result<Event, GpuError> {
         let word = self.word("wait_value64", word.cast_mut())?;
         let begin = || {
-            self.queue.give(Job::Hold(word, value, until))?;
+            self.queue.give(StreamJob::Hold(word, value, until))?;
             self.record()
         };
         if self.shared.faults.takes_all_waits() {
@@ -140,7 +141,7 @@ unsafe impl Stream for FakeStream {
 impl FakeStream {
     fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
         let (copies, event) = checked;
-        self.queue.give(copies.map_or_else(Job::Record, Job::Copy))?;
+        self.queue.give(copies.map_or_else(StreamJob::Record, StreamJob::Copy))?;
         count(&self.shared.faults.counts.batches);
         Ok(event)
     }

@@ -26,7 +26,7 @@ pub(super) enum Origin {
 
 /// One allocation.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Allocation {
     /// Requested bytes.
     pub(super) len: usize,
     /// Occupied bytes.
@@ -57,7 +57,7 @@ struct Space {
 /// All allocations of a driver, by address.
 #[derive(Debug)]
 pub(super) struct Table {
-    entries: BTreeMap<usize, Entry>,
+    entries: BTreeMap<usize, Allocation>,
     /// Reserved addresses: the end of each range, by its start.
     reserved: BTreeMap<usize, usize>,
     spaces: Vec<Space>,
@@ -75,15 +75,16 @@ impl Table {
     }
 
     /// Returns the allocation that `addr` lies in, with its base.
-    pub(super) fn find(&self, addr: usize) -> Option<(usize, &Entry)> {
+    pub(super) fn find(&self, addr: usize) -> Option<(usize, &Allocation)> {
         let (base, entry) = self.entries.range(..=addr).next_back()?;
         (addr - base < entry.len).then_some((*base, entry))
     }
 
     /// Returns the bytes of a device that allocations made here occupy.
     pub(super) fn used(&self, ordinal: usize) -> usize {
-        let own =
-            |entry: &&Entry| entry.ordinal == ordinal && !matches!(entry.origin, Origin::Opened);
+        let own = |entry: &&Allocation| {
+            entry.ordinal == ordinal && !matches!(entry.origin, Origin::Opened)
+        };
         self.entries.values().filter(own).map(|entry| entry.span).sum()
     }
 
@@ -109,13 +110,13 @@ impl Table {
 
     /// Enters an allocation at a place that `room` found, or that is free within reserved
     /// addresses.
-    pub(super) fn insert(&mut self, base: usize, entry: Entry) {
+    pub(super) fn insert(&mut self, base: usize, entry: Allocation) {
         self.advance(entry.window, base, entry.span);
         self.entries.insert(base, entry);
     }
 
     /// Removes an allocation.
-    pub(super) fn remove(&mut self, base: usize) -> Option<Entry> {
+    pub(super) fn remove(&mut self, base: usize) -> Option<Allocation> {
         let entry = self.entries.remove(&base)?;
         if !self.is_reserved(base)
             && let Some(space) = self.spaces.get_mut(entry.window)
@@ -185,12 +186,12 @@ mod tests {
     use super::super::memory::{GRANULE, create};
     use super::*;
 
-    fn entry(len: usize, span: usize, id: u64) -> Entry {
+    fn entry(len: usize, span: usize, id: u64) -> Allocation {
         let fd = create("test", GRANULE).unwrap();
         let alias = Arc::new(Alias::map("test", GRANULE, &fd).unwrap());
         let (kind, origin) = (MemKind::Unknown, Origin::Plain(fd));
         let access = None;
-        Entry {
+        Allocation {
             len,
             span,
             ordinal: 0,
@@ -251,7 +252,7 @@ mod tests {
         assert_eq!(table.room("test", 0, 100, false).unwrap(), 300);
         assert_eq!(table.room("test", 0, 101, false).unwrap_err().code, OUT_OF_MEMORY);
         // Memory of another device within them.
-        table.insert(200, Entry { ordinal: 1, ..entry(50, 100, 2) });
+        table.insert(200, Allocation { ordinal: 1, ..entry(50, 100, 2) });
         assert!(table.is_empty(100, 100) && !table.is_empty(100, 101) && !table.is_empty(299, 1));
         assert_eq!((table.used(0), table.used(1)), (100, 100));
         assert_eq!(table.find(249).map(|(base, entry)| (base, entry.id.0)), Some((200, 2)));

@@ -9,7 +9,7 @@ use std::fmt;
 
 /// 255 port addresses that belong to one process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) struct Block(pub(super) u16);
+pub(super) struct PortBlock(pub(super) u16);
 
 /// Number of blocks. A LID has room for this many, without those that name multicast groups.
 pub(super) const BLOCKS: u16 = 0xbf;
@@ -20,7 +20,7 @@ pub(super) const PORTS_OF_A_BLOCK: u8 = 255;
 /// A port on the simulated network.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct PortAddress {
-    block: Block,
+    block: PortBlock,
     number: u8,
 }
 
@@ -39,7 +39,7 @@ const LINK_LOCAL: [u8; 13] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x00, 0xca, 0x
 const MAPPED: [u8; 13] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10];
 
 impl PortAddress {
-    pub(super) fn new(block: Block, number: u8) -> Self {
+    pub(super) fn new(block: PortBlock, number: u8) -> Self {
         Self { block, number }
     }
 
@@ -52,10 +52,10 @@ impl PortAddress {
     pub(super) fn from_raw(raw: u32) -> Option<Self> {
         let number = u8::try_from(raw & 0xff).ok()?;
         let block = u16::try_from(raw >> 8).ok()?;
-        (number != 0 && block < BLOCKS).then(|| Self::new(Block(block), number))
+        (number != 0 && block < BLOCKS).then(|| Self::new(PortBlock(block), number))
     }
 
-    pub(super) fn block(self) -> Block {
+    pub(super) fn block(self) -> PortBlock {
         self.block
     }
 
@@ -117,7 +117,7 @@ impl fmt::Debug for PortAddress {
 
 /// Returns the name of the socket of a block of a network. Names of the abstract namespace end
 /// with their sockets, without a trace.
-pub(super) fn socket_name(fabric: &str, block: Block) -> Vec<u8> {
+pub(super) fn socket_name(fabric: &str, block: PortBlock) -> Vec<u8> {
     // FNV-1a: the name is not secret. It has to be short, and the same in all processes.
     let hash = fabric.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -131,7 +131,9 @@ mod tests {
 
     #[test]
     fn gids_and_lids_lead_back_to_their_port() {
-        for port in [PortAddress::new(Block(0), 1), PortAddress::new(Block(BLOCKS - 1), 255)] {
+        for port in
+            [PortAddress::new(PortBlock(0), 1), PortAddress::new(PortBlock(BLOCKS - 1), 255)]
+        {
             for layer in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
                 for (gid, _) in port.gids(layer) {
                     assert_eq!(PortAddress::from_gid(&gid), Some(port));

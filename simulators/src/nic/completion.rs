@@ -68,7 +68,7 @@ impl Frees {
 
 /// A completion.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Completion {
     pub(super) what: ibv_wc,
     pub(super) frees: Frees,
     /// Set if it wakes threads that wait only for solicited completions.
@@ -83,13 +83,13 @@ enum Armed {
 }
 
 #[derive(Debug)]
-struct Inner {
-    entries: VecDeque<Entry>,
+struct QueuedCompletions {
+    entries: VecDeque<Completion>,
     /// Completions that are not visible yet, with their times.
-    late: VecDeque<(Instant, Entry)>,
+    late: VecDeque<(Instant, Completion)>,
     capacity: usize,
     armed: Armed,
-    /// Set once an entry has found no room: no more completions come.
+    /// Set once a completion has found no room: no more completions come.
     broken: bool,
     /// Set once the program has destroyed it: no more events are sent.
     closed: bool,
@@ -111,8 +111,8 @@ pub(super) enum Pushed {
 /// A completion queue.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
-    inner: Mutex<Inner>,
-    /// Number of visible entries: a poll that finds none takes no lock.
+    inner: Mutex<QueuedCompletions>,
+    /// Number of visible completions: a poll that finds none takes no lock.
     visible: AtomicUsize,
     /// The program's name of it: the address of its `ibv_cq`.
     pub(super) handle: AtomicUsize,
@@ -134,8 +134,14 @@ impl CompletionQueue {
         faults: Arc<Faults>,
     ) -> Arc<Self> {
         let (entries, late) = (VecDeque::new(), VecDeque::new());
-        let inner =
-            Inner { entries, late, capacity, armed: Armed::No, broken: false, closed: false };
+        let inner = QueuedCompletions {
+            entries,
+            late,
+            capacity,
+            armed: Armed::No,
+            broken: false,
+            closed: false,
+        };
         Arc::new(Self {
             inner: Mutex::new(inner),
             visible: AtomicUsize::new(0),
@@ -150,15 +156,15 @@ impl CompletionQueue {
     }
 
     /// Adds a completion, and tells the engine of further work.
-    pub(super) fn push(self: &Arc<Self>, entry: Entry, engine: &Engine) {
-        match self.try_push(entry) {
+    pub(super) fn push(self: &Arc<Self>, completion: Completion, engine: &Engine) {
+        match self.try_push(completion) {
             Pushed::Visible | Pushed::Nowhere => {}
             Pushed::Late => engine.completions_are_late(self),
             Pushed::Overrun => engine.completion_queue_overrun(self),
         }
     }
 
-    fn try_push(self: &Arc<Self>, entry: Entry) -> Pushed {
+    fn try_push(self: &Arc<Self>, completion: Completion) -> Pushed {
         let mut inner = self.inner.lock();
         if inner.broken {
             return Pushed::Nowhere;
@@ -169,20 +175,26 @@ impl CompletionQueue {
         }
         let delay = self.faults.completion_delay();
         if delay.is_zero() && inner.late.is_empty() && !self.faults.holds_completions() {
-            self.show(&mut inner, entry);
+            self.show(&mut inner, completion);
             return Pushed::Visible;
         }
-        inner.late.push_back((Instant::now() + delay, entry));
+        inner.late.push_back((Instant::now() + delay, completion));
         Pushed::Late
     }
 
-    fn show(self: &Arc<Self>, inner: &mut MutexGuard<'_, Inner>, entry: Entry) {
+    fn show(
+        self: &Arc<Self>,
+        inner: &mut MutexGuard<'_, QueuedCompletions>,
+        completion: Completion,
+    ) {
         let wakes = match inner.armed {
             Armed::No => false,
             Armed::ForAll => true,
-            Armed::ForSolicited => entry.solicited || entry.what.status != ibv::IBV_WC_SUCCESS,
+            Armed::ForSolicited => {
+                completion.solicited || completion.what.status != ibv::IBV_WC_SUCCESS
+            }
         };
-        inner.entries.push_back(entry);
+        inner.entries.push_back(completion);
         self.visible.store(inner.entries.len(), Ordering::Release);
         if wakes {
             inner.armed = Armed::No;
@@ -203,8 +215,8 @@ impl CompletionQueue {
             if *due > now {
                 return Some(Some(*due));
             }
-            if let Some((_, entry)) = inner.late.pop_front() {
-                self.show(&mut inner, entry);
+            if let Some((_, completion)) = inner.late.pop_front() {
+                self.show(&mut inner, completion);
             }
         }
         None
@@ -217,9 +229,9 @@ impl CompletionQueue {
         }
         let mut inner = self.inner.lock();
         let count = places.min(inner.entries.len());
-        for (at, entry) in inner.entries.drain(..count).enumerate() {
-            entry.frees.free();
-            put(at, entry.what);
+        for (at, completion) in inner.entries.drain(..count).enumerate() {
+            completion.frees.free();
+            put(at, completion.what);
         }
         self.visible.store(inner.entries.len(), Ordering::Release);
         count
@@ -274,15 +286,15 @@ impl CompletionQueue {
     /// Removes the completions of a queue pair that is destroyed or reset, as drivers do.
     pub(super) fn forget(&self, number: QueueNumber) {
         let mut inner = self.inner.lock();
-        let others = |entry: &Entry| {
-            let stays = entry.what.qp_num != number.0;
+        let others = |completion: &Completion| {
+            let stays = completion.what.qp_num != number.0;
             if !stays {
-                entry.frees.free();
+                completion.frees.free();
             }
             stays
         };
         inner.entries.retain(others);
-        inner.late.retain(|(_, entry)| others(entry));
+        inner.late.retain(|(_, completion)| others(completion));
         self.visible.store(inner.entries.len(), Ordering::Release);
     }
 }

@@ -97,7 +97,7 @@ struct LateWrite {
 
 /// A device.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct NicDevice {
     pub(super) name: String,
     /// Number in the list of devices.
     pub(super) index: usize,
@@ -125,7 +125,7 @@ pub(super) struct Device {
     removed: AtomicBool,
 }
 
-impl Device {
+impl NicDevice {
     /// Creates a device whose ports have these addresses.
     pub(super) fn new(
         index: usize,
@@ -344,7 +344,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for NicDevice {
     fn drop(&mut self) {
         if !self.owner.is_here() {
             return;

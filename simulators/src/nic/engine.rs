@@ -4,9 +4,9 @@
 //! It is a thread because a NIC works by itself: a peer's reads and writes are served while the
 //! program is idle. The thread sleeps without work, and ends with the last port.
 
-use super::address::{BLOCKS, Block, PORTS_OF_A_BLOCK, PortAddress};
+use super::address::{BLOCKS, PORTS_OF_A_BLOCK, PortAddress, PortBlock};
 use super::completion::CompletionQueue;
-use super::device::Device;
+use super::device::NicDevice;
 use super::network;
 use super::processor::Processor;
 use super::queue_pair::QueuePair;
@@ -77,7 +77,7 @@ impl Bell {
 
 /// Messages to the engine's thread.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum NicJob {
     /// A queue pair has work.
     Work(Arc<QueuePair>),
     /// A completion queue has completions that are not visible yet.
@@ -94,7 +94,7 @@ pub(super) enum Job {
 #[derive(Debug, Default)]
 struct Addresses {
     /// Numbers that are free, by block.
-    free: HashMap<Block, BTreeSet<u8>>,
+    free: HashMap<PortBlock, BTreeSet<u8>>,
     /// Ports that are plugged in.
     used: usize,
     /// Set once the last port has gone: this engine is at its end.
@@ -106,9 +106,9 @@ struct Addresses {
 pub(super) struct Engine {
     pub(super) bell: Arc<Bell>,
     fabric: Option<String>,
-    jobs: Mutex<Vec<Job>>,
+    jobs: Mutex<Vec<NicJob>>,
     addresses: Mutex<Addresses>,
-    ports: RwLock<HashMap<PortAddress, Weak<Device>>>,
+    ports: RwLock<HashMap<PortAddress, Weak<NicDevice>>>,
 }
 
 static FABRICS: Mutex<Option<HashMap<String, Weak<Engine>>>> = Mutex::new(None);
@@ -179,12 +179,13 @@ impl Engine {
         Ok(taken)
     }
 
-    fn claim(&self, addresses: &Addresses) -> Result<Block, Errno> {
-        for block in (0..BLOCKS).map(Block).filter(|block| !addresses.free.contains_key(block)) {
+    fn claim(&self, addresses: &Addresses) -> Result<PortBlock, Errno> {
+        for block in (0..BLOCKS).map(PortBlock).filter(|block| !addresses.free.contains_key(block))
+        {
             let Some(fabric) = self.fabric() else { return Ok(block) };
             match network::listen(fabric, block) {
                 Ok(listener) => {
-                    self.submit(Job::Listen(listener));
+                    self.submit(NicJob::Listen(listener));
                     return Ok(block);
                 }
                 Err(Errno::ADDRINUSE) => {}
@@ -195,7 +196,7 @@ impl Engine {
     }
 
     /// Puts the ports of a device on the network.
-    pub(super) fn plug(&self, device: &Arc<Device>) {
+    pub(super) fn plug(&self, device: &Arc<NicDevice>) {
         let mut ports = self.ports.write();
         for port in &device.ports {
             ports.insert(port.address, Arc::downgrade(device));
@@ -226,17 +227,17 @@ impl Engine {
     }
 
     /// Returns `true` if a block's ports are those of this process.
-    pub(super) fn has_block(&self, block: Block) -> bool {
+    pub(super) fn has_block(&self, block: PortBlock) -> bool {
         self.addresses.lock().free.contains_key(&block)
     }
 
     /// Returns the device of a port.
-    pub(super) fn device(&self, address: PortAddress) -> Option<Arc<Device>> {
+    pub(super) fn device(&self, address: PortAddress) -> Option<Arc<NicDevice>> {
         self.ports.read().get(&address)?.upgrade()
     }
 
     /// Returns all devices that are plugged in.
-    pub(super) fn devices(&self) -> Vec<Arc<Device>> {
+    pub(super) fn devices(&self) -> Vec<Arc<NicDevice>> {
         let ports = self.ports.read();
         let mut devices: Vec<_> = ports.values().filter_map(Weak::upgrade).collect();
         drop(ports);
@@ -245,27 +246,27 @@ impl Engine {
         devices
     }
 
-    fn submit(&self, job: Job) {
+    fn submit(&self, job: NicJob) {
         self.jobs.lock().push(job);
         self.bell.ring();
     }
 
-    pub(super) fn take_jobs(&self) -> Vec<Job> {
+    pub(super) fn take_jobs(&self) -> Vec<NicJob> {
         std::mem::take(&mut *self.jobs.lock())
     }
 
     pub(super) fn work_is_there(&self, pair: &Arc<QueuePair>) {
-        self.submit(Job::Work(Arc::clone(pair)));
+        self.submit(NicJob::Work(Arc::clone(pair)));
     }
 
     pub(super) fn completions_are_late(&self, queue: &Arc<CompletionQueue>) {
-        self.submit(Job::Late(Arc::clone(queue)));
+        self.submit(NicJob::Late(Arc::clone(queue)));
     }
 
     /// Waits until the engine has done its present work, and has delivered the results.
     pub(super) fn go_round(&self) {
         let (told, round) = channel();
-        self.submit(Job::Round(told));
+        self.submit(NicJob::Round(told));
         // An engine at its end does no more work. A waiting thread keeps it alive, so others may
         // find it for a while.
         while !self.has_stopped()
@@ -280,7 +281,7 @@ impl Engine {
     }
 
     pub(super) fn completion_queue_overrun(&self, queue: &Arc<CompletionQueue>) {
-        self.submit(Job::Overrun(Arc::clone(queue)));
+        self.submit(NicJob::Overrun(Arc::clone(queue)));
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use crate::gpu::Which;
-use crate::gpu::faults::{Ordered, nanos};
+use crate::gpu::faults::{OrderedFault, nanos};
 
 /// A call of libibverbs that can be told to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -79,16 +79,16 @@ pub enum Visibility {
     WithRead,
 }
 
-type Order<T> = Mutex<Option<Ordered<T>>>;
+type Order<T> = Mutex<Option<OrderedFault<T>>>;
 
 fn order<T>(slot: &Order<T>, which: Which, what: T) {
-    *slot.lock() = Some(Ordered { which, what });
+    *slot.lock() = Some(OrderedFault { which, what });
 }
 
 /// Switches for all faults of a NIC. All are off to begin with.
 #[derive(Debug)]
 pub struct Faults {
-    calls: Mutex<HashMap<Call, Option<Ordered<Errno>>>>,
+    calls: Mutex<HashMap<Call, Option<OrderedFault<Errno>>>>,
     sends: Order<ibv_wc_status>,
     receives: Order<ibv_wc_status>,
     overruns: Order<()>,
@@ -129,7 +129,7 @@ impl Faults {
     /// Makes calls fail with this `errno`. Replaces an earlier order for this call.
     pub fn fail_call(&self, call: Call, which: Which, errno: i32) {
         let what = Errno::from_raw_os_error(errno);
-        self.calls.lock().insert(call, Some(Ordered { which, what }));
+        self.calls.lock().insert(call, Some(OrderedFault { which, what }));
     }
 
     /// Makes calls work again.
@@ -171,17 +171,17 @@ impl Faults {
 
     /// Hides completions until the guard is dropped. The work itself is done.
     #[must_use = "completions show when the guard is dropped"]
-    pub fn hold_completions(self: &Arc<Self>) -> Held {
+    pub fn hold_completions(self: &Arc<Self>) -> HeldWork {
         self.held_completions.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), what: Standing::Completions }
+        HeldWork { faults: Arc::clone(self), what: Standing::Completions }
     }
 
     /// Keeps all queue pairs of a device from sending requests until the guard is dropped. They
     /// still receive from peers. The device is named by its number in the list of devices.
     #[must_use = "queue pairs go on when the guard is dropped"]
-    pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
+    pub fn hold_device(self: &Arc<Self>, device: usize) -> HeldWork {
         self.held_devices.lock().push(device as u64);
-        Held { faults: Arc::clone(self), what: Standing::Device(device as u64) }
+        HeldWork { faults: Arc::clone(self), what: Standing::Device(device as u64) }
     }
 
     /// Delays the visibility of completions by this time.
@@ -193,10 +193,10 @@ impl Faults {
     /// others send. So work that was posted to it first is carried out last. The device is named
     /// by its number in the list of devices.
     #[must_use = "the queue pair goes on when the guard is dropped"]
-    pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
+    pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> HeldWork {
         let queue = (device as u64, QueueNumber(number));
         self.held_queues.lock().insert(queue);
-        Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
+        HeldWork { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
     }
 
     /// Simulates failing queue pairs that were taking a message in. Each has a receive of its
@@ -204,9 +204,9 @@ impl Faults {
     /// receive follows (`IBV_EVENT_QP_LAST_WQE_REACHED`). A queue pair that is destroyed before
     /// loses the receive.
     #[must_use = "receives come back when the guard is dropped"]
-    pub fn hold_last_receives(self: &Arc<Self>) -> Held {
+    pub fn hold_last_receives(self: &Arc<Self>) -> HeldWork {
         self.held_receives.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), what: Standing::LastReceives }
+        HeldWork { faults: Arc::clone(self), what: Standing::LastReceives }
     }
 
     /// Makes queue pairs fail without the event of their last receive, as with some drivers.
@@ -232,19 +232,19 @@ impl Faults {
         if calls.is_empty() {
             return Ok(());
         }
-        calls.get_mut(&call).and_then(Ordered::next).map_or(Ok(()), Err)
+        calls.get_mut(&call).and_then(OrderedFault::next).map_or(Ok(()), Err)
     }
 
     pub(super) fn next_send(&self) -> Option<ibv_wc_status> {
-        Ordered::next(&mut self.sends.lock())
+        OrderedFault::next(&mut self.sends.lock())
     }
 
     pub(super) fn next_receive(&self) -> Option<ibv_wc_status> {
-        Ordered::next(&mut self.receives.lock())
+        OrderedFault::next(&mut self.receives.lock())
     }
 
     pub(super) fn overruns(&self) -> bool {
-        Ordered::next(&mut self.overruns.lock()).is_some()
+        OrderedFault::next(&mut self.overruns.lock()).is_some()
     }
 
     pub(super) fn holds_completions(&self) -> bool {
@@ -297,7 +297,7 @@ impl Faults {
 
 /// Guard that holds completions, requests or last receives back while it lives.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldWork {
     faults: Arc<Faults>,
     what: Standing,
 }
@@ -313,7 +313,7 @@ enum Standing {
     LastReceives,
 }
 
-impl Drop for Held {
+impl Drop for HeldWork {
     fn drop(&mut self) {
         match &self.what {
             Standing::QueuePair(queue) => {

@@ -52,13 +52,13 @@ mod receives;
 mod wire;
 
 pub use config::{Config, FABRIC_VARIABLE, Limits, LinkLayer};
-pub use faults::{Call, Faults, Held, Visibility, Which};
+pub use faults::{Call, Faults, HeldWork, Visibility, Which};
 pub use memory::{MemoryCounters, Registered};
 
 use abi::DeviceList;
 use carrack_transports::verbs::sys::{Verbs, VerbsError};
 use carrack_transports::verbs::{Options, Rdma};
-use device::Device;
+use device::NicDevice;
 use engine::Engine;
 use rustix::io::Errno;
 use std::sync::{Arc, OnceLock};
@@ -93,7 +93,7 @@ pub fn transport(options: Options) -> Rdma {
 #[derive(Debug)]
 pub struct SimulatedNic {
     verbs: Arc<Verbs>,
-    devices: Vec<Arc<Device>>,
+    devices: Vec<Arc<NicDevice>>,
     faults: Arc<Faults>,
     _list: Arc<DeviceList>,
 }
@@ -133,7 +133,7 @@ impl SimulatedNic {
         for index in 0..config.devices {
             let addresses = engine.take_addresses(usize::from(config.ports))?;
             let device =
-                Device::new(index, config, addresses, Arc::clone(&faults), Arc::clone(engine));
+                NicDevice::new(index, config, addresses, Arc::clone(&faults), Arc::clone(engine));
             engine.plug(&device);
             devices.push(device);
         }

@@ -5,7 +5,7 @@
 //! over the other's own connection. Sockets of sequenced packets neither lose nor reorder. The
 //! socket of a dead process hangs up.
 
-use super::address::{Block, socket_name};
+use super::address::{PortBlock, socket_name};
 use super::wire::{self, LONGEST, Packet};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -34,7 +34,7 @@ const BELL: u64 = 0;
 ///
 /// # Errors
 /// EADDRINUSE: another process has the block.
-pub(super) fn listen(fabric: &str, block: Block) -> Result<OwnedFd, Errno> {
+pub(super) fn listen(fabric: &str, block: PortBlock) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     bind(&socket, &SocketAddrUnix::new_abstract_name(&socket_name(fabric, block))?)?;
@@ -58,10 +58,10 @@ pub(super) struct Network {
     epoll: OwnedFd,
     listeners: HashMap<u64, OwnedFd>,
     incoming: HashMap<u64, OwnedFd>,
-    outgoing: HashMap<Block, Outgoing>,
-    blocks: HashMap<u64, Block>,
+    outgoing: HashMap<PortBlock, Outgoing>,
+    blocks: HashMap<u64, PortBlock>,
     next_token: u64,
-    gone: Vec<Block>,
+    gone: Vec<PortBlock>,
 }
 
 impl Network {
@@ -132,7 +132,7 @@ impl Network {
         Ok(())
     }
 
-    fn connect(&mut self, block: Block) -> Result<(), Errno> {
+    fn connect(&mut self, block: PortBlock) -> Result<(), Errno> {
         let fabric = self.fabric.as_deref().ok_or(Errno::NETUNREACH)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -145,7 +145,7 @@ impl Network {
         Ok(())
     }
 
-    fn hang_up(&mut self, block: Block) {
+    fn hang_up(&mut self, block: PortBlock) {
         if let Some(peer) = self.outgoing.remove(&block) {
             self.blocks.remove(&peer.token);
             self.gone.push(block);
@@ -158,8 +158,8 @@ impl Network {
         &mut self,
         timeout: Option<Duration>,
         packets: &mut VecDeque<Packet>,
-        is_ours: impl Fn(Block) -> bool,
-    ) -> Vec<Block> {
+        is_ours: impl Fn(PortBlock) -> bool,
+    ) -> Vec<PortBlock> {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut events = Vec::with_capacity(64);
         if !self.gone.is_empty() {
@@ -184,7 +184,7 @@ impl Network {
         std::mem::take(&mut self.gone)
     }
 
-    fn flush(&mut self, block: Block) {
+    fn flush(&mut self, block: PortBlock) {
         let Some(peer) = self.outgoing.get_mut(&block) else { return };
         while let Some(bytes) = peer.waiting.front() {
             match send(&peer.fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -218,7 +218,7 @@ impl Network {
         &self,
         token: u64,
         packets: &mut VecDeque<Packet>,
-        is_ours: &impl Fn(Block) -> bool,
+        is_ours: &impl Fn(PortBlock) -> bool,
     ) -> bool {
         let Some(fd) = self.incoming.get(&token) else { return false };
         let mut buffer = vec![0; LONGEST + 1];

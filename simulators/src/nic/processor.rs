@@ -1,8 +1,8 @@
 //! The engine's thread.
 
-use super::address::Block;
+use super::address::PortBlock;
 use super::completion::CompletionQueue;
-use super::engine::{Engine, Job, Outbox};
+use super::engine::{Engine, NicJob, Outbox};
 use super::faults::Visibility;
 use super::network::Network;
 use super::queue_pair::QueuePair;
@@ -77,7 +77,7 @@ impl Processor {
     fn look_at_jobs(&mut self) {
         for job in self.engine.take_jobs() {
             match job {
-                Job::Work(pair) => {
+                NicJob::Work(pair) => {
                     pair.heard();
                     let wait = pair.device.faults.next_scatter();
                     if wait.is_zero() {
@@ -86,14 +86,14 @@ impl Processor {
                         self.wake_at(Instant::now() + wait, &pair);
                     }
                 }
-                Job::Late(queue) => {
+                NicJob::Late(queue) => {
                     if !self.late.iter().any(|known| Arc::ptr_eq(known, &queue)) {
                         self.late.push(queue);
                     }
                 }
-                Job::Overrun(queue) => self.break_queue(&queue),
-                Job::Listen(listener) => self.network.listen(listener),
-                Job::Round(told) => self.rounds.push(told),
+                NicJob::Overrun(queue) => self.break_queue(&queue),
+                NicJob::Listen(listener) => self.network.listen(listener),
+                NicJob::Round(told) => self.rounds.push(told),
             }
         }
     }
@@ -198,7 +198,7 @@ impl Processor {
     }
 
     /// Handles the end of a process: all packets to it are lost.
-    fn peers_are_gone(&mut self, block: Block) {
+    fn peers_are_gone(&mut self, block: PortBlock) {
         for pair in self.engine.devices().iter().flat_map(|device| device.queues()) {
             self.with(&pair, |pair, out| pair.peer_is_gone(block, out));
         }

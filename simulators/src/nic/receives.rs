@@ -81,7 +81,7 @@ pub(super) struct Receive {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct PostedReceives {
     queue: VecDeque<Receive>,
     /// The program gets an event, once, when fewer receives than this are left.
     limit: u32,
@@ -90,7 +90,7 @@ struct Inner {
 /// A receive queue.
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
-    inner: Mutex<Inner>,
+    inner: Mutex<PostedReceives>,
     pub(super) depth: Arc<Depth>,
     pub(super) domain: Domain,
     pub(super) max_work: u32,

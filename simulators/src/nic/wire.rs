@@ -49,14 +49,14 @@ impl Sequence {
 
 /// Position of a packet's payload in its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Part {
+pub(super) struct Fragment {
     /// Bytes of the message before it.
     pub(super) offset: u32,
     /// Bytes of the whole message.
     pub(super) total: u32,
 }
 
-impl Part {
+impl Fragment {
     /// Returns `true` if a payload of that many bytes completes the message.
     pub(super) fn ends_with(self, payload: usize) -> bool {
         u64::from(self.offset) + payload as u64 == u64::from(self.total)
@@ -82,13 +82,13 @@ pub(super) struct Notice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Request {
     Send {
-        part: Part,
+        fragment: Fragment,
         notice: Notice,
     },
     /// `to` is the target of the message, not of this part.
     Write {
         to: Remote,
-        part: Part,
+        fragment: Fragment,
         notice: Notice,
     },
     /// `len` bytes, no more than fit into a packet.
@@ -198,7 +198,7 @@ mod kind {
 }
 
 impl Header {
-    fn set_part(&mut self, Part { offset, total }: Part) {
+    fn set_fragment(&mut self, Fragment { offset, total }: Fragment) {
         (self.offset, self.total) = (offset.into(), total.into());
     }
 
@@ -221,14 +221,14 @@ impl Header {
 
     fn set_body(&mut self, body: &Body) {
         self.kind = match *body {
-            Body::Request(Request::Send { part, notice }) => {
-                self.set_part(part);
+            Body::Request(Request::Send { fragment, notice }) => {
+                self.set_fragment(fragment);
                 self.set_notice(notice);
                 kind::SEND
             }
-            Body::Request(Request::Write { to, part, notice }) => {
+            Body::Request(Request::Write { to, fragment, notice }) => {
                 self.set_remote(to);
-                self.set_part(part);
+                self.set_fragment(fragment);
                 self.set_notice(notice);
                 kind::WRITE
             }
@@ -268,18 +268,18 @@ impl Header {
     /// Returns the content of the header, if the payload can belong to it.
     fn body(&self, payload: usize) -> Option<Body> {
         let remote = Remote { addr: self.addr.get(), key: self.key.get() };
-        let part = Part { offset: self.offset.get(), total: self.total.get() };
-        let fits = u64::from(part.offset) + payload as u64 <= u64::from(part.total);
+        let fragment = Fragment { offset: self.offset.get(), total: self.total.get() };
+        let fits = u64::from(fragment.offset) + payload as u64 <= u64::from(fragment.total);
         let bare = payload == 0;
         let request = |request, holds: bool| holds.then_some(Body::Request(request));
         let refused = |refusal| bare.then_some(Body::Refused(refusal));
         match self.kind {
-            kind::SEND => request(Request::Send { part, notice: self.notice() }, fits),
+            kind::SEND => request(Request::Send { fragment, notice: self.notice() }, fits),
             kind::WRITE => {
-                request(Request::Write { to: remote, part, notice: self.notice() }, fits)
+                request(Request::Write { to: remote, fragment, notice: self.notice() }, fits)
             }
             kind::READ => {
-                let len = part.total;
+                let len = fragment.total;
                 request(
                     Request::Read { from: remote, len },
                     bare && len as usize <= *PAYLOADS.end(),
@@ -344,11 +344,11 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::address::Block;
+    use crate::nic::address::PortBlock;
     use proptest::prelude::*;
 
     fn packet(body: Body, payload: Vec<u8>) -> Packet {
-        let port = |number| PortAddress::new(Block(3), number);
+        let port = |number| PortAddress::new(PortBlock(3), number);
         Packet {
             source: (port(1), QueueNumber(17)),
             target: (port(2), QueueNumber(0xff_fffe)),
@@ -362,10 +362,10 @@ mod tests {
     fn every_packet_arrives_as_it_was_sent() {
         let remote = Remote { addr: u64::MAX - 3, key: 0x8000_0001 };
         let notice = Notice { immediate: Some(0), solicited: true };
-        let part = Part { offset: 4, total: 9 };
+        let fragment = Fragment { offset: 4, total: 9 };
         let with_payload = [
-            Body::Request(Request::Send { part, notice }),
-            Body::Request(Request::Write { to: remote, part, notice: Notice::default() }),
+            Body::Request(Request::Send { fragment, notice }),
+            Body::Request(Request::Write { to: remote, fragment, notice: Notice::default() }),
             Body::Answer,
         ];
         let bare = [
@@ -389,8 +389,8 @@ mod tests {
 
     #[test]
     fn a_payload_that_does_not_belong_to_its_packet_is_no_packet() {
-        let part = Part { offset: 0, total: 4 };
-        let long = Body::Request(Request::Send { part, notice: Notice::default() });
+        let fragment = Fragment { offset: 0, total: 4 };
+        let long = Body::Request(Request::Send { fragment, notice: Notice::default() });
         assert_eq!(decode(&encode(&packet(long, vec![0; 5]))), None);
         assert_eq!(decode(&encode(&packet(Body::Acknowledge, vec![0]))), None);
         let mut cut = encode(&packet(Body::Answer, vec![0; 5]));
@@ -420,17 +420,19 @@ mod tests {
         fn a_packet_with_a_wrong_byte_is_another_packet_or_none(
             at in 0_usize..80, to in any::<u8>()
         ) {
-            let part = Part { offset: 4, total: 9 };
+            let fragment = Fragment { offset: 4, total: 9 };
             let notice = Notice { immediate: Some(1), solicited: false };
-            let send = Body::Request(Request::Send { part, notice });
+            let send = Body::Request(Request::Send { fragment, notice });
             let mut bytes = encode(&packet(send, vec![1; 5]));
             if let Some(byte) = bytes.get_mut(at) {
                 *byte = to;
             }
             if let Some(found) = decode(&bytes) {
-                let Body::Request(Request::Send { part, .. }) = found.body else { return Ok(()) };
-                let end = u64::from(part.offset) + found.payload.len() as u64;
-                prop_assert!(end <= u64::from(part.total));
+                let Body::Request(Request::Send { fragment, .. }) = found.body else {
+                    return Ok(());
+                };
+                let end = u64::from(fragment.offset) + found.payload.len() as u64;
+                prop_assert!(end <= u64::from(fragment.total));
             }
         }
     }

@@ -21,14 +21,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Starts a thread for each kernel.
-struct Launch {
+struct ProgramLauncher {
     program: Arc<Program>,
     board: Arc<Board>,
     lease: Duration,
     last: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Launcher for Launch {
+impl Launcher for ProgramLauncher {
     type Board = Arc<Board>;
 
     fn address_of_board(&self) -> u64 {
@@ -62,17 +62,18 @@ impl Launcher for Launch {
 }
 
 /// Returns a copier whose kernels leave after that time without work.
-fn resident(lease: Duration) -> Arc<Resident<Launch>> {
+fn resident(lease: Duration) -> Arc<Resident<ProgramLauncher>> {
     let board = Arc::new(Board::new());
     let program = Arc::new(Program::of(KERNEL.trim_end_matches('\0')));
-    let launch = Launch { program, board: Arc::clone(&board), lease, last: Mutex::default() };
+    let launch =
+        ProgramLauncher { program, board: Arc::clone(&board), lease, last: Mutex::default() };
     let resident = Resident::new(board, launch);
     resident.renew();
     resident
 }
 
 /// Gives a command until a kernel takes it, and waits for its end.
-fn done(resident: &Arc<Resident<Launch>>, places: &[Place]) {
+fn done(resident: &Arc<Resident<ProgramLauncher>>, places: &[Place]) {
     loop {
         let given = match *places {
             [(dst, src, len)] => {
@@ -166,7 +167,7 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_next_to_the
 #[test]
 fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
     let resident = resident(Duration::from_secs(3600));
-    let Launch { board, .. } = &resident.launcher;
+    let ProgramLauncher { board, .. } = &resident.launcher;
     let page = &board.page;
     let (mut dst, src) = (vec![0_u64; 8 + SHEETS], (1..).take(8 + SHEETS).collect::<Vec<u64>>());
     let (to, from) = (dst.as_mut_ptr() as usize, src.as_ptr() as usize);

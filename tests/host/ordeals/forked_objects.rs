@@ -13,7 +13,7 @@ use carrack::{
     AsCompletion, Buffer, CollectiveError, CompQueue, Counter, Handler, Outcome, PostError, Rank,
     RemoteComp, RemoteKey, Runtime, Status, StreamCounter, Tag, UserContext,
 };
-use carrack_simulators::gpu::Held;
+use carrack_simulators::gpu::HeldCopies;
 use carrack_simulators::nic::FABRIC_VARIABLE;
 use parking_lot::Mutex;
 use std::pin::Pin;
@@ -108,7 +108,7 @@ type Barrier = Pin<Box<dyn Future<Output = Result<(), CollectiveError>> + Send>>
 /// One of each object, in use.
 struct Objects {
     /// Simulated copies stand still while it lives.
-    held: Option<Held>,
+    held: Option<HeldCopies>,
     statuses: [Status; 2],
     registered: Vec<Mr>,
     mapped: [RemoteKey; 2],

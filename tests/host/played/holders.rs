@@ -5,7 +5,7 @@ use super::*;
 use carrack::packet::{GpuAllocator, PacketPool};
 use carrack::transports::gpu::{Event as GpuEvent, EventState, Flavour, Gpu, GpuError};
 use carrack::{AsCompletion, Completion, Device, OpError, Rank, Status, StreamCounter, Tag};
-use carrack_simulators::gpu::{FakeConfig, FakeDriver, Held};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver, HeldCopies};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
@@ -154,7 +154,7 @@ fn never() -> GpuEvent {
 /// A rank whose peer takes everything, and a GPU whose engines stand still.
 struct Scene {
     driver: FakeDriver,
-    held: Held,
+    held: HeldCopies,
     play: Play,
     device: Device,
     done: Sink,

@@ -5,13 +5,13 @@ use super::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, until_with_errors};
 use carrack::{OpError, Rank, Runtime, Tag};
-use carrack_simulators::nic::Held;
+use carrack_simulators::nic::HeldWork;
 use std::time::Duration;
 
 const SIZE: usize = 6 * CHUNK + 77;
 
 /// Begins a message, and stops it when the sender's NIC has two chunks and has not begun with them.
-fn in_the_midst(ground: &Ground) -> (Sink, Sink, Held) {
+fn in_the_midst(ground: &Ground) -> (Sink, Sink, HeldWork) {
     let ends =
         ground.begin((0, Kind::Vec.filled(&pattern(1, SIZE))), (1, vec![0; SIZE].into()), None);
     let held = ground.stop_in_the_midst();

@@ -6,7 +6,7 @@ use carrack::bootstrap::InProcess;
 use carrack::region::Region;
 use carrack::transports::verbs::Options;
 use carrack::{Buffer, Rank, Runtime, Status, Tag};
-use carrack_simulators::nic::{Config, Held, MemoryCounters, SimulatedNic};
+use carrack_simulators::nic::{Config, HeldWork, MemoryCounters, SimulatedNic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -135,7 +135,7 @@ impl Ground {
 
     /// Lets the first rank's message go on until two of its chunks are with its NIC, which does not
     /// begin with them.
-    pub(crate) fn stop_in_the_midst(&self) -> Held {
+    pub(crate) fn stop_in_the_midst(&self) -> HeldWork {
         // Its offer is out; what it is asked for comes in all the same.
         while !self.is_shown() {
             self.ranks[1].progress().unwrap();

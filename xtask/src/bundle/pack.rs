@@ -19,9 +19,9 @@ pub(crate) const ARCHIVE: &str = "programs.tar.xz";
 const LEVEL: u32 = 3;
 
 /// An archive that is being written.
-pub(crate) struct Packing(tar::Builder<XzWriter<BufWriter<File>>>);
+pub(crate) struct ArchiveWriter(tar::Builder<XzWriter<BufWriter<File>>>);
 
-impl Packing {
+impl ArchiveWriter {
     /// Begins an archive at `path`, where none may be. What repeats is found as many bytes back as
     /// `dictionary` says.
     pub(crate) fn begin(path: &Path, dictionary: u32) -> io::Result<Self> {

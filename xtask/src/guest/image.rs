@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Compression of a kernel.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Packing {
+pub(super) struct Compression {
     magic: &'static [u8],
     /// The decompressor, and the ending that its files must have.
     pub(super) program: &'static str,
@@ -15,10 +15,10 @@ pub(super) struct Packing {
     trailer: usize,
 }
 
-const PACKINGS: [Packing; 3] = [
-    Packing { magic: b"\x28\xb5\x2f\xfd", program: "zstd", ending: "zst", trailer: 4 },
-    Packing { magic: b"\xfd7zXZ\0", program: "xz", ending: "xz", trailer: 4 },
-    Packing { magic: b"\x1f\x8b", program: "gzip", ending: "gz", trailer: 0 },
+const COMPRESSIONS: [Compression; 3] = [
+    Compression { magic: b"\x28\xb5\x2f\xfd", program: "zstd", ending: "zst", trailer: 4 },
+    Compression { magic: b"\xfd7zXZ\0", program: "xz", ending: "xz", trailer: 4 },
+    Compression { magic: b"\x1f\x8b", program: "gzip", ending: "gz", trailer: 0 },
 ];
 
 /// Returns the place of the compressed kernel in `image`, and its compression. `None` if this is
@@ -26,7 +26,7 @@ const PACKINGS: [Packing; 3] = [
 ///
 /// Offsets are those of the Linux x86 boot protocol: the number of the stub's sectors, then the
 /// kernel's offset behind them, and its length.
-pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, &'static Packing)> {
+pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, &'static Compression)> {
     const SECTORS: usize = 0x1f1;
     const MAGIC: Range<usize> = 0x202..0x206;
     const OFFSET: usize = 0x248;
@@ -43,8 +43,9 @@ pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, &'static Packing)> {
     let start = (sectors + 1) * 512 + number(OFFSET)?;
     let end = start.checked_add(number(LENGTH)?)?;
     let payload = image.get(start..end)?;
-    let packing = PACKINGS.iter().find(|packing| payload.starts_with(packing.magic))?;
-    Some((start..end.checked_sub(packing.trailer)?, packing))
+    let compression =
+        COMPRESSIONS.iter().find(|compression| payload.starts_with(compression.magic))?;
+    Some((start..end.checked_sub(compression.trailer)?, compression))
 }
 
 #[cfg(test)]

@@ -176,11 +176,11 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     let vmlinuz = vmlinuz.iter().flat_map(|folder| files::matching(folder, "vmlinuz*")).next();
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
     let bytes = fs::read(&vmlinuz)?;
-    let (range, packing) =
+    let (range, compression) =
         image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
-    let packed = built.image().with_extension(packing.ending);
+    let packed = built.image().with_extension(compression.ending);
     fs::write(&packed, &bytes[range])?;
-    children::read(Command::new(packing.program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
+    children::read(Command::new(compression.program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
     // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
     fs::write(built.folder.join("version"), &built.version)?;

@@ -45,7 +45,7 @@ const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binuti
 
 /// Options of `cargo xtask rdma-guest`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct GuestOptions {
     /// Guests in which the command runs: one with both devices, or two with one each
     #[arg(long, default_value_t = 1, value_name = "1|2")]
     #[arg(value_parser = value_parser!(u8).range(1..=2))]
@@ -94,14 +94,14 @@ pub(crate) struct Options {
 }
 
 /// Runs the command, and returns its status: 124 at the limit, 125 if the guest failed.
-pub(crate) fn run(options: &Options) -> ExitCode {
+pub(crate) fn run(options: &GuestOptions) -> ExitCode {
     ExitCode::from(carry_out(options).unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
         session::GUEST_FAILED
     }))
 }
 
-fn carry_out(options: &Options) -> Result<u8, TaskError> {
+fn carry_out(options: &GuestOptions) -> Result<u8, TaskError> {
     let workspace = Workspace::load()?;
     let mut plan = match &options.test {
         None => Plan::new(options.command.clone(), env::current_dir()?),

@@ -46,7 +46,7 @@ pub(super) fn command(node: Node, plan: &Plan, parts: &Parts, left: Duration) ->
 }
 
 fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsString> {
-    let mut line = Line::default();
+    let mut line = CommandLine::default();
     line.words(
         "-machine pc -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none \
         -no-reboot",
@@ -96,9 +96,9 @@ pub(super) fn shares(plan: &Plan) -> impl Iterator<Item = (String, &Path)> {
 }
 
 #[derive(Default)]
-struct Line(Vec<OsString>);
+struct CommandLine(Vec<OsString>);
 
-impl Line {
+impl CommandLine {
     fn words(&mut self, words: &str) {
         self.0.extend(words.split_whitespace().map(OsString::from));
     }

@@ -75,7 +75,7 @@ With tcp: in front the ranks are in two network namespaces, which takes root, an
 with raw sockets; tcp:asleep:send:latency:8 is of threads that sleep while they wait. A row that
 Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and
 not measured any further in that row, and the status is 1 then.")]
-pub(crate) struct Options {
+pub(crate) struct PeersOptions {
     /// Rounds; the median over them is taken
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -129,7 +129,7 @@ const OF_HOST: [&str; 10] =
     ["limit", "rows", "gpu", "tcp", "json", "peers", "cores", "peer_only", "pack", "packed"];
 
 /// Measures, and prints the comparison; or packs what that takes.
-pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+pub(crate) fn run(options: &PeersOptions) -> Result<ExitCode, TaskError> {
     if options.guest {
         return verbs::run(options);
     }
@@ -155,7 +155,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
+fn compare(options: &PeersOptions, kit: Kit) -> Result<ExitCode, TaskError> {
     let cores = options.cores.clone().map_or_else(Cores::choose, Cores::allowed)?;
     let (seconds, gpus) = (options.seconds, kit.gpus());
     let rows = options.chosen();
@@ -178,7 +178,7 @@ fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
 /// Measures all rows, and prints the report. The status is 1 if a program has failed, or nothing
 /// was measured.
 fn report(
-    options: &Options,
+    options: &PeersOptions,
     rows: &[Row],
     sides: &[Box<dyn Side>],
     cores: Cores,
@@ -208,7 +208,7 @@ fn report(
     Ok(if failed || is_empty { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-impl Options {
+impl PeersOptions {
     /// Returns the rows that are measured.
     fn chosen(&self) -> Vec<Row> {
         let rows = match &self.rows[..] {
@@ -221,7 +221,7 @@ impl Options {
     }
 }
 
-fn measure(options: &Options, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Measured> {
+fn measure(options: &PeersOptions, rows: &[Row], sides: &[Box<dyn Side>]) -> Vec<Measured> {
     let begun = Instant::now();
     let is_late = || options.limit.is_some_and(|limit| begun.elapsed().as_secs() >= limit);
     let why_stop = || match children::interrupted() {
@@ -263,7 +263,7 @@ mod tests {
     #[derive(Parser)]
     struct Command {
         #[command(flatten)]
-        options: Options,
+        options: PeersOptions,
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) struct Heading {
 
 /// A row: each further line of JSON.
 #[derive(Debug, Serialize)]
-struct Line {
+struct ReportRow {
     #[serde(flatten)]
     row: Row,
     unit: &'static str,
@@ -109,7 +109,7 @@ impl Report<'_> {
             };
             let _ = write!(text, " {shown:>14}");
         }
-        let Line { ratio, average_ratio, of_raw, of_one_thread, .. } = self.line(measured);
+        let ReportRow { ratio, average_ratio, of_raw, of_one_thread, .. } = self.line(measured);
         let ratios = [ratio, average_ratio, of_raw, of_one_thread];
         let [ratio, average, copy, one] =
             ratios.map(|ratio| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")));
@@ -124,10 +124,10 @@ impl Report<'_> {
         columns(text, [&ratio, &average, &copy, &one, &peer]);
     }
 
-    fn line(&self, measured: &Measured) -> Line {
+    fn line(&self, measured: &Measured) -> ReportRow {
         let (ours, peer) = (measured.of(Role::Ours), measured.better_peer());
         let row = &measured.row;
-        Line {
+        ReportRow {
             row: *row,
             unit: row.test.unit(),
             lower_is_better: row.test.lower_is_better(),

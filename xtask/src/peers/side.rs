@@ -175,7 +175,7 @@ pub(super) fn version(said: &str) -> String {
 
 /// A line of `carrack perf --json`, or of `mpi_bench`, which has the same fields.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct PerfLine {
     test: String,
     size: usize,
     #[serde(default = "one")]
@@ -200,7 +200,7 @@ struct Latency {
 
 /// Finds the figure of a row among the lines of JSON that a program said.
 pub(super) fn read_line(program: &'static str, said: &str, row: &Row) -> Result<Figure, TaskError> {
-    let lines = said.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    let lines = said.lines().filter_map(|line| serde_json::from_str::<PerfLine>(line).ok());
     let mut of_row = lines.filter(|line| {
         line.size == row.size && line.threads == row.threads && line.test == name(row.test)
     });

@@ -28,7 +28,7 @@ use tally::Tally;
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct TestOptions {
     /// Run what CI runs: also lints, docs, slow and optimised tests, loom, Miri, launchers, guests
     #[arg(long)]
     full: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Options {
 }
 
 /// Runs the steps; the exit code is a failure if any step failed.
-pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+pub(crate) fn run(options: &TestOptions) -> Result<ExitCode, TaskError> {
     let began = Instant::now();
     let workspace = Workspace::load()?;
     let tier = match (options.long, options.full) {

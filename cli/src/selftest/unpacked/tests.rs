@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 #[path = "../../../../xtask/src/bundle/pack.rs"]
 mod pack;
 
-use pack::Packing;
+use pack::ArchiveWriter;
 
 const NEVER: &dyn Fn() -> bool = &|| false;
 
@@ -16,12 +16,12 @@ fn bundle(programs: &[(&str, &[u8])]) -> TempDir {
     let bundle = tempfile::tempdir().unwrap();
     let path = |name: &str| bundle.path().join(name);
     fs::write(path(COMMAND), "the command").unwrap();
-    let mut packing = Packing::begin(&path(pack::ARCHIVE), 1 << 16).unwrap();
+    let mut writer = ArchiveWriter::begin(&path(pack::ARCHIVE), 1 << 16).unwrap();
     for (name, bytes) in programs {
         fs::write(path("program"), bytes).unwrap();
-        assert_eq!(packing.add(Path::new(name), &path("program")).unwrap(), bytes.len() as u64);
+        assert_eq!(writer.add(Path::new(name), &path("program")).unwrap(), bytes.len() as u64);
     }
-    assert_eq!(packing.finish().unwrap(), fs::metadata(path(ARCHIVE)).unwrap().len());
+    assert_eq!(writer.finish().unwrap(), fs::metadata(path(ARCHIVE)).unwrap().len());
     bundle
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::LinkLayer;
 use super::super::address::GidKind;
-use super::super::device::{AsyncEvents, Device, Port};
+use super::super::device::{AsyncEvents, NicDevice, Port};
 use super::super::faults::Call;
 use super::{free, known, make, minus_one, pointer};
 use carrack_transports::verbs::sys::bindings::{
@@ -38,7 +38,7 @@ pub(in super::super) struct DeviceList {
 struct Listed(*mut ibv_device);
 
 // SAFETY: the structure is never written after it was made, and the state behind it is an
-// `Arc<Device>`.
+// `Arc<NicDevice>`.
 unsafe impl Send for Listed {}
 // SAFETY: as above.
 unsafe impl Sync for Listed {}
@@ -52,7 +52,7 @@ impl Drop for Listed {
 
 #[derive(Debug)]
 struct KnownDevice {
-    device: Arc<Device>,
+    device: Arc<NicDevice>,
     list: Weak<DeviceList>,
 }
 
@@ -63,13 +63,13 @@ impl DeviceList {
     ///
     /// # Errors
     /// EMFILE: the process has too many simulated NICs.
-    pub(in super::super) fn new(devices: &[Arc<Device>]) -> Result<Arc<Self>, Errno> {
+    pub(in super::super) fn new(devices: &[Arc<NicDevice>]) -> Result<Arc<Self>, Errno> {
         let mut taken = TAKEN.lock();
         let is_free =
             |slot: &Option<Weak<Self>>| slot.as_ref().is_none_or(|list| list.strong_count() == 0);
         let slot = taken.iter().position(is_free).ok_or(Errno::MFILE)?;
         let list = Arc::new_cyclic(|list: &Weak<Self>| {
-            let listed = |device: &Arc<Device>| {
+            let listed = |device: &Arc<NicDevice>| {
                 let known = KnownDevice { device: Arc::clone(device), list: Weak::clone(list) };
                 Listed(make(structure_of(device), known))
             };
@@ -87,7 +87,7 @@ impl DeviceList {
     }
 }
 
-fn structure_of(device: &Device) -> ibv_device {
+fn structure_of(device: &NicDevice) -> ibv_device {
     // SAFETY: all of its fields are numbers, arrays of them and optional functions, for which zero
     // is valid.
     let mut structure: ibv_device = unsafe { std::mem::zeroed() };
@@ -166,7 +166,7 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 }
 
 /// Returns the GUID in network order, as libibverbs does: the end of the first GID.
-fn guid(device: &Device) -> u64 {
+fn guid(device: &NicDevice) -> u64 {
     let gids = device
         .ports
         .first()
@@ -178,7 +178,7 @@ fn guid(device: &Device) -> u64 {
 
 /// State of a context.
 pub(super) struct KnownContext {
-    pub(super) device: Arc<Device>,
+    pub(super) device: Arc<NicDevice>,
     pub(super) events: AsyncEvents,
     /// Number of objects that were made of it and not destroyed.
     pub(super) children: AtomicUsize,
@@ -362,13 +362,13 @@ unsafe extern "C" fn query_port_sized(
     unsafe { query_port(context, port, attr) }
 }
 
-fn ask(device: &Device, call: Call) -> Result<(), Errno> {
+fn ask(device: &NicDevice, call: Call) -> Result<(), Errno> {
     device.check()?;
     device.faults.check(call)
 }
 
 /// Returns an entry of a port's table of GIDs.
-fn entry(device: &Device, port: &Port, index: usize) -> Result<([u8; 16], GidKind), Errno> {
+fn entry(device: &NicDevice, port: &Port, index: usize) -> Result<([u8; 16], GidKind), Errno> {
     ask(device, Call::QueryGid)?;
     port.address.gids(device.layer).get(index).copied().ok_or(Errno::INVAL)
 }

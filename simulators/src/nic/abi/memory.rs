@@ -1,6 +1,6 @@
 //! Protection domains, memory regions, address handles.
 
-use super::super::device::Device;
+use super::super::device::NicDevice;
 use super::super::faults::Call;
 use super::super::memory::{Access, Domain};
 use super::super::queue_pair::AddressVector;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// State of a protection domain.
 pub(super) struct KnownDomain {
-    pub(super) device: Arc<Device>,
+    pub(super) device: Arc<NicDevice>,
     pub(super) number: Domain,
     /// Number of objects that were made in it and not destroyed.
     pub(super) users: AtomicUsize,

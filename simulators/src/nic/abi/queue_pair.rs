@@ -2,7 +2,7 @@
 
 use super::super::device::{AsyncEvent, Source};
 use super::super::faults::Call;
-use super::super::queue_pair::{Parts, QueuePair};
+use super::super::queue_pair::{PairParts, QueuePair};
 use super::super::receives::ReceiveQueue;
 use super::completion::known_cq;
 use super::device::known_context;
@@ -147,7 +147,7 @@ pub(super) unsafe extern "C" fn create_qp(
         // SAFETY: of the contract.
         let (send_cq, recv_cq) =
             unsafe { (Arc::clone(known_cq(wanted.send_cq)), Arc::clone(known_cq(wanted.recv_cq))) };
-        let parts = Parts {
+        let parts = PairParts {
             domain: domain.number,
             send_cq,
             recv_cq,

@@ -2,7 +2,7 @@
 
 use super::super::LinkLayer;
 use super::super::address::PortAddress;
-use super::super::device::Device;
+use super::super::device::NicDevice;
 use super::super::memory::Access;
 use super::super::wire::{QueueNumber, Sequence};
 use carrack_transports::verbs::sys::bindings::{self as ibv, ibv_qp_attr};
@@ -26,7 +26,7 @@ impl AddressVector {
     /// without LIDs.
     pub(in super::super) fn route(
         &self,
-        device: &Device,
+        device: &NicDevice,
     ) -> Result<(PortAddress, PortAddress), Errno> {
         let port = device.port(self.port).ok_or(Errno::INVAL)?;
         let to = match (self.global, device.layer) {
@@ -100,7 +100,7 @@ impl Attributes {
         attr: &ibv_qp_attr,
         mask: u32,
         vector: Option<AddressVector>,
-        device: &Device,
+        device: &NicDevice,
     ) -> Result<Self, Errno> {
         let mut new = self.clone();
         let has = |bit| mask & bit != 0;

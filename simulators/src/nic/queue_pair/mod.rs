@@ -19,8 +19,8 @@ pub(super) use attributes::{AddressVector, Attributes};
 pub(super) use requester::{Data, Operation, Work};
 pub(super) use transitions::State;
 
-use super::completion::{CompletionQueue, Entry, Frees};
-use super::device::{AsyncEvent, AsyncEvents, Device, Source};
+use super::completion::{Completion, CompletionQueue, Frees};
+use super::device::{AsyncEvent, AsyncEvents, NicDevice, Source};
 use super::engine::Outbox;
 use super::events::Unacknowledged;
 use super::faults::{Call, Visibility};
@@ -40,7 +40,7 @@ use std::time::Instant;
 
 /// Parts of a queue pair.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct PairParts {
     pub(super) domain: Domain,
     pub(super) send_cq: Arc<CompletionQueue>,
     pub(super) recv_cq: Arc<CompletionQueue>,
@@ -59,18 +59,18 @@ pub(super) struct Parts {
 #[derive(Debug)]
 pub(super) struct QueuePair {
     pub(super) number: QueueNumber,
-    pub(super) parts: Parts,
-    pub(super) device: Arc<Device>,
+    pub(super) parts: PairParts,
+    pub(super) device: Arc<NicDevice>,
     /// The program's name of it: the address of its `ibv_qp`.
     pub(super) handle: AtomicUsize,
     pub(super) given: Unacknowledged,
     /// Set if the engine has been told of new work and has not looked yet.
     rung: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Mutex<PairState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct PairState {
     state: State,
     attributes: Attributes,
     requester: Requester,
@@ -81,9 +81,9 @@ struct Inner {
 
 impl QueuePair {
     /// Creates a queue pair in RESET, known to its device.
-    pub(super) fn new(device: &Arc<Device>, parts: Parts) -> Result<Arc<Self>, Errno> {
+    pub(super) fn new(device: &Arc<NicDevice>, parts: PairParts) -> Result<Arc<Self>, Errno> {
         device.queue_pairs.add()?;
-        let inner = Inner {
+        let inner = PairState {
             state: State::Reset,
             attributes: Attributes::default(),
             requester: Requester::new(parts.max_send),
@@ -149,7 +149,7 @@ impl QueuePair {
             State::Error if inner.state != State::Reset => self.enter_error(&mut inner),
             _ => {}
         }
-        let Inner { attributes, requester, responder, .. } = &mut *inner;
+        let PairState { attributes, requester, responder, .. } = &mut *inner;
         if mask & ibv::IBV_QP_RQ_PSN != 0 {
             responder.start(attributes.first_received);
         }
@@ -160,7 +160,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn reset(&self, inner: &mut Inner) {
+    fn reset(&self, inner: &mut PairState) {
         inner.state = State::Reset;
         inner.requester.clear();
         inner.responder = Responder::default();
@@ -174,7 +174,7 @@ impl QueuePair {
     }
 
     /// Enters ERROR: all posted work ends, flushed, in order.
-    fn enter_error(self: &Arc<Self>, inner: &mut Inner) {
+    fn enter_error(self: &Arc<Self>, inner: &mut PairState) {
         inner.state = State::Error;
         while let Some(work) = inner.requester.take_first() {
             self.complete_send(&work, ibv::IBV_WC_WR_FLUSH_ERR, 0);
@@ -197,7 +197,7 @@ impl QueuePair {
     }
 
     /// Sends the event that no shared receive is its own any more.
-    fn give_last_receive(self: &Arc<Self>, inner: &mut Inner) {
+    fn give_last_receive(self: &Arc<Self>, inner: &mut PairState) {
         inner.is_ending = false;
         if let Some(receive) = inner.responder.current.take() {
             self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
@@ -297,7 +297,11 @@ impl QueuePair {
     }
 
     /// Handles the end of the process with this block: packets to it are lost.
-    pub(super) fn peer_is_gone(self: &Arc<Self>, block: super::address::Block, out: &mut Outbox) {
+    pub(super) fn peer_is_gone(
+        self: &Arc<Self>,
+        block: super::address::PortBlock,
+        out: &mut Outbox,
+    ) {
         let mut inner = self.inner.lock();
         if inner.attributes.route.is_some_and(|(_, peer)| peer.block() == block) {
             self.note_loss(&mut inner, out);
@@ -333,8 +337,9 @@ impl QueuePair {
             (what.opcode, what.byte_len) = (work.operation.completes_as(), byte_len);
         }
         let depth = Arc::clone(&work.depth);
-        let entry = Entry { what, frees: Frees::UpTo(depth, work.number), solicited: false };
-        self.parts.send_cq.push(entry, &self.device.engine);
+        let completion =
+            Completion { what, frees: Frees::UpTo(depth, work.number), solicited: false };
+        self.parts.send_cq.push(completion, &self.device.engine);
     }
 
     fn complete_receive(&self, receive: &Receive, status: ibv_wc_status) {
@@ -345,6 +350,6 @@ impl QueuePair {
     fn push_receive(&self, what: ibv_wc, solicited: bool) {
         self.device.settle_writes(Visibility::WithCompletion);
         let frees = Frees::One(Arc::clone(&self.parts.receives.depth));
-        self.parts.recv_cq.push(Entry { what, frees, solicited }, &self.device.engine);
+        self.parts.recv_cq.push(Completion { what, frees, solicited }, &self.device.engine);
     }
 }

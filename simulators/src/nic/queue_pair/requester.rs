@@ -12,9 +12,9 @@ use super::super::completion::Depth;
 use super::super::engine::Outbox;
 use super::super::memory::Unreachable;
 use super::super::receives::{Piece, gather, length};
-use super::super::wire::{Body, Notice, Packet, Part, Refusal, Remote, Request, Sequence};
+use super::super::wire::{Body, Fragment, Notice, Packet, Refusal, Remote, Request, Sequence};
 use super::attributes::{Attributes, rnr_delay};
-use super::{Inner, Parts, QueuePair, State};
+use super::{PairParts, PairState, QueuePair, State};
 use carrack_transports::verbs::sys::bindings::{self as ibv, ibv_wc_opcode, ibv_wc_status};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -106,7 +106,7 @@ impl Work {
     ///
     /// # Errors
     /// EINVAL: a queue pair of this kind has no such request.
-    pub(super) fn check(&self, parts: &Parts) -> Result<(), Errno> {
+    pub(super) fn check(&self, parts: &PairParts) -> Result<(), Errno> {
         let fits = match &self.data {
             Data::Pieces(pieces) => pieces.len() <= parts.max_send_pieces as usize,
             Data::Inline(bytes) => {
@@ -238,7 +238,7 @@ impl Requester {
 
 impl QueuePair {
     /// Sends the packets that may be sent, and ends failed requests.
-    pub(super) fn transmit(self: &Arc<Self>, inner: &mut Inner, out: &mut Outbox) {
+    pub(super) fn transmit(self: &Arc<Self>, inner: &mut PairState, out: &mut Outbox) {
         self.settle(inner);
         if inner.is_ending {
             if self.device.faults.holds_last_receives() {
@@ -267,8 +267,8 @@ impl QueuePair {
     }
 
     /// Returns the next packet, if one may be sent now.
-    fn next_packet(&self, inner: &mut Inner) -> Option<(Sequence, Request, Vec<u8>)> {
-        let Inner { attributes, requester, .. } = inner;
+    fn next_packet(&self, inner: &mut PairState) -> Option<(Sequence, Request, Vec<u8>)> {
+        let PairState { attributes, requester, .. } = inner;
         if requester.rest.is_some() || requester.in_flight() >= WINDOW {
             return None;
         }
@@ -326,10 +326,10 @@ impl QueuePair {
         len: usize,
     ) -> Result<(Request, Vec<u8>), Unreachable> {
         let whole = u32::try_from(work.len()).unwrap_or(u32::MAX);
-        let part = Part { offset: u32::try_from(offset).unwrap_or(u32::MAX), total: whole };
+        let fragment = Fragment { offset: u32::try_from(offset).unwrap_or(u32::MAX), total: whole };
         let bytes = || match &work.data {
             Data::Inline(bytes) => {
-                let start = part.offset as usize;
+                let start = fragment.offset as usize;
                 Ok(bytes.get(start..start + len).unwrap_or_default().to_vec())
             }
             Data::Pieces(pieces) => {
@@ -337,8 +337,8 @@ impl QueuePair {
             }
         };
         Ok(match work.operation {
-            Operation::Send(notice) => (Request::Send { part, notice }, bytes()?),
-            Operation::Write(to, notice) => (Request::Write { to, part, notice }, bytes()?),
+            Operation::Send(notice) => (Request::Send { fragment, notice }, bytes()?),
+            Operation::Write(to, notice) => (Request::Write { to, fragment, notice }, bytes()?),
             Operation::Read(from) => {
                 let from = Remote { addr: from.addr.wrapping_add(offset), key: from.key };
                 (Request::Read { from, len: u32::try_from(len).unwrap_or(u32::MAX) }, Vec::new())
@@ -351,7 +351,7 @@ impl QueuePair {
     }
 
     /// Completes finished requests, in order, and enters ERROR at the turn of a failed one.
-    fn settle(self: &Arc<Self>, inner: &mut Inner) {
+    fn settle(self: &Arc<Self>, inner: &mut PairState) {
         while let Some(work) = inner.requester.queue.front() {
             let answered = inner.requester.answered;
             let done =
@@ -384,13 +384,13 @@ impl QueuePair {
     /// Handles an answer of the responder.
     pub(super) fn hear_answer(
         self: &Arc<Self>,
-        inner: &mut Inner,
+        inner: &mut PairState,
         packet: &mut Packet,
         out: &mut Outbox,
     ) {
         let known = inner.attributes.route == Some((packet.target.0, packet.source.0))
             && inner.attributes.peer == packet.source.1;
-        let Inner { attributes, requester, .. } = inner;
+        let PairState { attributes, requester, .. } = inner;
         let sequence = packet.sequence;
         let in_flight =
             !sequence.is_before(requester.answered) && sequence.is_before(requester.next);
@@ -481,8 +481,8 @@ impl QueuePair {
     }
 
     /// Notes a packet that will not be answered: the timeout runs.
-    pub(super) fn note_loss(&self, inner: &mut Inner, out: &mut Outbox) {
-        let Inner { attributes, requester, .. } = inner;
+    pub(super) fn note_loss(&self, inner: &mut PairState, out: &mut Outbox) {
+        let PairState { attributes, requester, .. } = inner;
         if requester.deadline.is_some() || requester.in_flight() == 0 {
             return;
         }
@@ -494,7 +494,7 @@ impl QueuePair {
     }
 
     /// Handles deadlines that have passed.
-    pub(super) fn expire(&self, inner: &mut Inner, now: Instant, _: &mut Outbox) {
+    pub(super) fn expire(&self, inner: &mut PairState, now: Instant, _: &mut Outbox) {
         let requester = &mut inner.requester;
         if requester.rest.is_some_and(|until| until <= now) {
             requester.rest = None;

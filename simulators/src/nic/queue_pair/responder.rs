@@ -5,8 +5,8 @@ use super::super::engine::Outbox;
 use super::super::faults::Visibility;
 use super::super::memory::{Access, Unreachable};
 use super::super::receives::{Receive, length, scatter};
-use super::super::wire::{Body, Notice, Packet, Part, Refusal, Remote, Request, Sequence};
-use super::{Inner, QueuePair, State};
+use super::super::wire::{Body, Fragment, Notice, Packet, Refusal, Remote, Request, Sequence};
+use super::{PairState, QueuePair, State};
 use carrack_transports::verbs::sys::bindings as ibv;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl QueuePair {
     /// Handles a request.
     pub(super) fn respond(
         self: &Arc<Self>,
-        inner: &mut Inner,
+        inner: &mut PairState,
         request: Request,
         packet: &mut Packet,
         out: &mut Outbox,
@@ -121,7 +121,7 @@ impl QueuePair {
 
     /// Handles the first packet before the program has gone to RTS: it gets the event of an
     /// established connection.
-    fn note_first(self: &Arc<Self>, inner: &mut Inner) {
+    fn note_first(self: &Arc<Self>, inner: &mut PairState) {
         let first = !std::mem::replace(&mut inner.responder.established, true);
         if first && inner.state == State::ReadyToReceive {
             self.tell(ibv::IBV_EVENT_COMM_EST);
@@ -129,7 +129,7 @@ impl QueuePair {
     }
 
     /// Repeats an answer that the peer has missed.
-    fn answer_again(&self, inner: &Inner, request: Request, packet: &Packet, out: &mut Outbox) {
+    fn answer_again(&self, inner: &PairState, request: Request, packet: &Packet, out: &mut Outbox) {
         let (body, payload) = match request {
             Request::Read { from, len } => match self.read_for_peer(inner, from, len) {
                 Ok(bytes) => (Body::Answer, bytes),
@@ -150,31 +150,31 @@ impl QueuePair {
 
     fn carry_out(
         self: &Arc<Self>,
-        inner: &mut Inner,
+        inner: &mut PairState,
         request: Request,
         packet: &mut Packet,
     ) -> Result<(Body, Vec<u8>), Failure> {
         let payload = std::mem::take(&mut packet.payload);
         match request {
-            Request::Send { part, notice } => {
-                self.receive_part(inner, part, &payload)?;
-                if part.ends_with(payload.len()) {
-                    self.received(inner, ibv::IBV_WC_RECV, part.total, notice);
+            Request::Send { fragment, notice } => {
+                self.receive_fragment(inner, fragment, &payload)?;
+                if fragment.ends_with(payload.len()) {
+                    self.received(inner, ibv::IBV_WC_RECV, fragment.total, notice);
                 }
                 Ok((Body::Acknowledge, Vec::new()))
             }
-            Request::Write { to, part, notice } => {
+            Request::Write { to, fragment, notice } => {
                 self.may(inner, Access::REMOTE_WRITE)?;
-                let last = part.ends_with(payload.len());
-                if part.offset == 0 && part.total > 0 {
-                    let (domain, total) = (self.parts.domain, u64::from(part.total));
+                let last = fragment.ends_with(payload.len());
+                if fragment.offset == 0 && fragment.total > 0 {
+                    let (domain, total) = (self.parts.domain, u64::from(fragment.total));
                     self.device.regions.check(domain, to, total, Access::REMOTE_WRITE)?;
                 }
                 if last && notice.immediate.is_some() {
                     inner.responder.current = Some(self.next_receive()?);
                 }
                 if !payload.is_empty() {
-                    let addr = to.addr.wrapping_add(u64::from(part.offset));
+                    let addr = to.addr.wrapping_add(u64::from(fragment.offset));
                     self.device.write_for_peer(
                         self.parts.domain,
                         Remote { addr, key: to.key },
@@ -182,7 +182,7 @@ impl QueuePair {
                     )?;
                 }
                 if last && notice.immediate.is_some() {
-                    self.received(inner, ibv::IBV_WC_RECV_RDMA_WITH_IMM, part.total, notice);
+                    self.received(inner, ibv::IBV_WC_RECV_RDMA_WITH_IMM, fragment.total, notice);
                 }
                 Ok((Body::Acknowledge, Vec::new()))
             }
@@ -199,7 +199,7 @@ impl QueuePair {
     }
 
     /// Checks that the queue pair permits this access to its peer.
-    fn may(&self, inner: &Inner, wanted: Access) -> Result<(), Failure> {
+    fn may(&self, inner: &PairState, wanted: Access) -> Result<(), Failure> {
         let reads_allowed = wanted == Access::REMOTE_WRITE || inner.attributes.peer_reads > 0;
         let is_done = wanted != Access::REMOTE_ATOMIC || self.device.limits.atomics;
         if inner.attributes.access.allows(wanted) && reads_allowed && is_done {
@@ -208,7 +208,7 @@ impl QueuePair {
         Err(Failure::Broken(Refusal::InvalidRequest, ibv::IBV_WC_WR_FLUSH_ERR))
     }
 
-    fn read_for_peer(&self, inner: &Inner, from: Remote, len: u32) -> Result<Vec<u8>, Failure> {
+    fn read_for_peer(&self, inner: &PairState, from: Remote, len: u32) -> Result<Vec<u8>, Failure> {
         self.may(inner, Access::REMOTE_READ)?;
         self.device.settle_writes(Visibility::WithRead);
         let mut bytes = vec![0; len as usize];
@@ -220,7 +220,7 @@ impl QueuePair {
 
     fn change(
         &self,
-        inner: &mut Inner,
+        inner: &mut PairState,
         packet: &Packet,
         word: Remote,
         change: impl Fn(u64) -> u64,
@@ -243,8 +243,13 @@ impl QueuePair {
         self.parts.receives.take().ok_or(Failure::NotReady)
     }
 
-    fn receive_part(&self, inner: &mut Inner, part: Part, payload: &[u8]) -> Result<(), Failure> {
-        if part.offset == 0 {
+    fn receive_fragment(
+        &self,
+        inner: &mut PairState,
+        fragment: Fragment,
+        payload: &[u8],
+    ) -> Result<(), Failure> {
+        if fragment.offset == 0 {
             inner.responder.current = Some(self.next_receive()?);
             if let Some(status) = self.device.faults.next_receive() {
                 return Err(Failure::Broken(Refusal::Operation, status));
@@ -253,7 +258,7 @@ impl QueuePair {
         let Some(receive) = &inner.responder.current else {
             return Err(Failure::Broken(Refusal::InvalidRequest, ibv::IBV_WC_WR_FLUSH_ERR));
         };
-        let (offset, room) = (u64::from(part.offset), length(&receive.pieces));
+        let (offset, room) = (u64::from(fragment.offset), length(&receive.pieces));
         if offset + payload.len() as u64 > room {
             return Err(Failure::Broken(Refusal::InvalidRequest, ibv::IBV_WC_LOC_LEN_ERR));
         }
@@ -263,7 +268,7 @@ impl QueuePair {
     }
 
     /// Completes a received message.
-    fn received(&self, inner: &mut Inner, opcode: u32, len: u32, notice: Notice) {
+    fn received(&self, inner: &mut PairState, opcode: u32, len: u32, notice: Notice) {
         let Some(receive) = inner.responder.current.take() else { return };
         let mut what = self.blank(receive.id, ibv::IBV_WC_SUCCESS);
         (what.opcode, what.byte_len, what.src_qp) = (opcode, len, inner.attributes.peer.0);

@@ -15,12 +15,12 @@ use std::time::Duration;
 use super::cores::Cores;
 use super::machine::Machine;
 use super::side::Side;
-use super::{Options, row};
+use super::{PeersOptions, row};
 use crate::apt;
 use crate::error::TaskError;
 use crate::guest::{self, Host, Plan};
 use crate::workspace::Workspace;
-use programs::{Ours, Perftest, Ucx};
+use programs::{Ours, Perftest, UcxPerftest};
 
 /// The rows. The receivers of perftest's and UCX's writes look at their memory, so ours do.
 const ROWS: &str = "send:latency:8 put_seen:latency:8 am:latency:8 send:bandwidth:1M \
@@ -39,7 +39,7 @@ const BOOT: Duration = Duration::from_secs(60);
 const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 
 /// Boots a guest, and measures there.
-pub(super) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+pub(super) fn run(options: &PeersOptions) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
     apt::see_to("perftest ucx-utils")?;
@@ -62,11 +62,11 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, TaskError> {
 }
 
 /// Measures in the guest, with this command of Carrack's, and prints the report.
-pub(super) fn measure(carrack: &Path, options: &Options) -> Result<ExitCode, TaskError> {
+pub(super) fn measure(carrack: &Path, options: &PeersOptions) -> Result<ExitCode, TaskError> {
     let sides: [Box<dyn Side>; 3] = [
         Box::new(Ours { carrack: carrack.into(), seconds: options.seconds }),
         Box::new(Perftest),
-        Box::new(Ucx),
+        Box::new(UcxPerftest),
     ];
     say!("Devices and machine are simulated: only ratios mean anything.");
     super::report(options, &row::read(ROWS), &sides, Cores::choose()?)
@@ -80,6 +80,6 @@ mod tests {
     fn every_row_is_read_and_compared_with_a_peer() {
         let rows = row::read(ROWS);
         assert_eq!(rows.len(), ROWS.split_whitespace().count());
-        assert!(rows.iter().all(|row| Perftest.test(row).or(Ucx.test(row)).is_some()));
+        assert!(rows.iter().all(|row| Perftest.test(row).or(UcxPerftest.test(row)).is_some()));
     }
 }

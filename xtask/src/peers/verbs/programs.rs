@@ -41,7 +41,7 @@ pub(super) struct Perftest;
 
 /// `ucx_perftest` over RC.
 #[derive(Debug)]
-pub(super) struct Ucx;
+pub(super) struct UcxPerftest;
 
 /// Returns a setting with enough messages for a median. More would take longer than Carrack's
 /// measurement does.
@@ -133,7 +133,7 @@ impl Side for Perftest {
     }
 }
 
-impl Side for Ucx {
+impl Side for UcxPerftest {
     fn name(&self) -> &'static str {
         "UCX"
     }
