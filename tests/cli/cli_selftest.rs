@@ -6,7 +6,7 @@ mod pack;
 use crate::support::built;
 use crate::support::built::carrack;
 use crate::support::children::{Watched as _, started, succeeded, unset};
-use pack::{ARCHIVE, Packing};
+use pack::{ARCHIVE, ArchiveWriter};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
@@ -50,12 +50,12 @@ impl Folder {
     /// Creates a bundle with the scripts in an archive, as xtask packs it.
     fn packed(test: &str, scripts: &[(&str, &str)]) -> Self {
         let folder = Self::bundle(test, scripts);
-        let mut packing = Packing::begin(&folder.0.join(ARCHIVE), 1 << 16).unwrap();
+        let mut writer = ArchiveWriter::begin(&folder.0.join(ARCHIVE), 1 << 16).unwrap();
         for (name, _) in scripts {
             let below = Path::new("tests").join(name);
-            packing.add(&below, &folder.0.join(&below)).unwrap();
+            writer.add(&below, &folder.0.join(&below)).unwrap();
         }
-        packing.finish().unwrap();
+        writer.finish().unwrap();
         fs::remove_dir_all(folder.0.join("tests")).unwrap();
         folder
     }

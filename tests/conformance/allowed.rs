@@ -5,7 +5,7 @@
 //! is an error. One that is waited for is `Done`. An operation that would end unseen is refused,
 //! and does nothing.
 
-use crate::memory::{Ground, Way, ways};
+use crate::memory::{AccessWay, MemoryGround, ways};
 use crate::support::over_each_transport;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
@@ -33,7 +33,7 @@ const FILLER: Tag = Tag(99);
 const HELD: u64 = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Operation {
+enum TriedOperation {
     Am {
         size: usize,
     },
@@ -58,9 +58,9 @@ enum Operation {
     },
 }
 
-use Operation::{Am, CompareSwap, FetchAdd, Flush, Get, Put, Recv, Send};
+use TriedOperation::{Am, CompareSwap, FetchAdd, Flush, Get, Put, Recv, Send};
 
-const MESSAGES: [Operation; 7] = [
+const MESSAGES: [TriedOperation; 7] = [
     Am { size: 8 },
     Am { size: LARGE },
     Send { size: 8 },
@@ -70,7 +70,7 @@ const MESSAGES: [Operation; 7] = [
     Flush { follows: false },
 ];
 
-const OF_MEMORY: [Operation; 6] = [
+const OF_MEMORY: [TriedOperation; 6] = [
     Put { notifies: false },
     Put { notifies: true },
     Get { notifies: false },
@@ -96,9 +96,9 @@ enum Room {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Case {
-    operation: Operation,
-    way: Way,
+struct TriedCase {
+    operation: TriedOperation,
+    way: AccessWay,
     room: Room,
     comp: Option<Sort>,
     verb: Verb,
@@ -114,9 +114,9 @@ enum Nature {
     Retry,
 }
 
-impl Case {
+impl TriedCase {
     fn nature(&self) -> Nature {
-        let is_asked = self.way != Way::Mapped;
+        let is_asked = self.way != AccessWay::Mapped;
         match (self.operation, self.room) {
             (Put { .. } | Get { .. }, _) if self.has_nic => Nature::Posted,
             (Am { .. } | Send { .. }, Room::NoSlot) => Nature::Retry,
@@ -204,13 +204,13 @@ fn each_case<J: Job>(room: Room) {
         let bench = Bench::new::<J>(way);
         let messages = MESSAGES.iter().filter(|_| way == ways[0]);
         let flush = [Flush { follows: true }];
-        let flush = flush.iter().filter(|_| way != Way::Mapped);
+        let flush = flush.iter().filter(|_| way != AccessWay::Mapped);
         for &operation in OF_MEMORY.iter().chain(messages).chain(flush) {
             for comp in SORTS.into_iter().map(Some).chain([None]) {
                 for verb in [Verb::TrySubmit, Verb::Submit, Verb::Wait] {
                     seed += 1;
                     let has_nic = J::IS_RDMA;
-                    let case = Case { operation, way, room, comp, verb, has_nic };
+                    let case = TriedCase { operation, way, room, comp, verb, has_nic };
                     println!("{case:?}");
                     let run = Run::new(&bench, case, seed);
                     if case.is_unseen() { run.is_refused() } else { run.run() }
@@ -222,7 +222,7 @@ fn each_case<J: Job>(room: Room) {
 
 /// Two ranks, and what the first one's operations are about.
 struct Bench {
-    ground: Ground,
+    ground: MemoryGround,
     /// Statuses at rank 1 of active messages, and of the notifications of puts and gets.
     told: Mutex<Vec<Status>>,
     name: RemoteComp,
@@ -230,8 +230,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new<J: Job>(way: Way) -> std::sync::Arc<Self> {
-        let ground = Ground::with_settings::<J>(
+    fn new<J: Job>(way: AccessWay) -> std::sync::Arc<Self> {
+        let ground = MemoryGround::with_settings::<J>(
             J::settings().setting("shm_slots", 8).setting("tcp_window", 8192).offers(OFFERS),
             way,
             64,
@@ -270,7 +270,7 @@ impl Bench {
 /// One case.
 struct Run<'a> {
     bench: &'a Bench,
-    case: Case,
+    case: TriedCase,
     payload: Vec<u8>,
     tag: Tag,
     comp: Option<Sink>,
@@ -282,7 +282,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(bench: &'a Bench, case: Case, seed: u64) -> Self {
+    fn new(bench: &'a Bench, case: TriedCase, seed: u64) -> Self {
         let size = match case.operation {
             Am { size } | Send { size } => size,
             _ => 8,
@@ -451,7 +451,7 @@ impl<'a> Run<'a> {
 
     /// Returns the operation, to be called as often as need be.
     fn operation(&self) -> Box<dyn FnMut() -> Result<Outcome, PostError> + '_> {
-        let Case { operation, verb, .. } = self.case;
+        let TriedCase { operation, verb, .. } = self.case;
         let (zero, rmr, name) = (&self.bench.ranks()[0], &self.bench.ground.rmr, self.bench.name);
         macro_rules! with_options {
             ($post:expr) => {{

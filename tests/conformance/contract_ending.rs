@@ -23,14 +23,14 @@ over_each_transport!(
 const MOST: u64 = 20;
 
 /// A way to have an operation posted: a transport has one of these two, or none.
-enum Way {
+enum Posting {
     /// Bytes are written to the peer's memory.
     Put(Box<dyn carrack::transports::contract::Exposed>),
     /// A message is sent from memory of a GPU.
     Message(Region),
 }
 
-impl Way {
+impl Posting {
     fn of(here: &Side, back: &Arc<dyn Link>, driver: &FakeDriver) -> Option<Self> {
         let caps = here.domain.caps();
         if caps.remote_memory {
@@ -92,12 +92,12 @@ fn a_device_that_closes_tells_how_every_operation_that_was_posted_ended<J: Job>(
     let driver = FakeDriver::new(FakeConfig::default()).unwrap();
     for _ in 0..20 {
         let ([mut here, there], [to, back]) = linked::<J>();
-        let Some(way) = Way::of(&here, &back, &driver) else {
+        let Some(posting) = Posting::of(&here, &back, &driver) else {
             // Its sends are done at once: there is nothing to be told.
             assert!(!J::IS_RDMA && J::NAME != "loopback");
             return;
         };
-        let posted = (0..MOST).take_while(|&token| match way.submit(&to, token) {
+        let posted = (0..MOST).take_while(|&token| match posting.submit(&to, token) {
             Ok(Submit::Posted) => true,
             Ok(Submit::Busy(_)) => false,
             other => panic!("{other:?}"),
@@ -108,7 +108,7 @@ fn a_device_that_closes_tells_how_every_operation_that_was_posted_ended<J: Job>(
         let mut ends = ends_of(&mut here);
         ends.sort_unstable();
         assert_eq!(ends, (0..posted).collect::<Vec<_>>());
-        drop((way, there));
+        drop((posting, there));
     }
 }
 
@@ -116,7 +116,7 @@ fn an_operation_that_is_posted_while_its_own_device_closes_ends_once<J: Job>() {
     let driver = FakeDriver::new(FakeConfig::default()).unwrap();
     for round in 0..100_u32 {
         let ([mut here, _there], [to, back]) = linked::<J>();
-        let Some(way) = Way::of(&here, &back, &driver) else { return };
+        let Some(posting) = Posting::of(&here, &back, &driver) else { return };
         let mut posted = 0;
         std::thread::scope(|scope| {
             let closes = here.device.clone();
@@ -125,7 +125,7 @@ fn an_operation_that_is_posted_while_its_own_device_closes_ends_once<J: Job>() {
                 closes.close();
             });
             loop {
-                match way.submit(&to, posted) {
+                match posting.submit(&to, posted) {
                     Ok(Submit::Posted) => posted += 1,
                     Ok(_) => std::thread::yield_now(),
                     Err(_) => break,

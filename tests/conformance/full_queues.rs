@@ -632,9 +632,9 @@ fn what_waits_behind_does_not_keep_the_packets<J: Job>() {
 }
 
 /// Has large messages come to packets of the user's.
-struct Placing(PacketPool, Arc<dyn Completion>);
+struct PlacingInPackets(PacketPool, Arc<dyn Completion>);
 
-impl Completion for Placing {
+impl Completion for PlacingInPackets {
     fn signal(&self, status: Status) -> Result<(), Status> {
         self.1.signal(status)
     }
@@ -649,7 +649,7 @@ fn a_packet_that_a_user_gave_for_a_large_message_comes_back_from_a_full_object<J
     let (narrow, other) = (CompQueue::new(2), CompQueue::new(2));
     let pool = PacketPool::new(Arc::new(HostAllocator), 128 << 10, 16);
     let placing: Arc<dyn Completion> =
-        Arc::new(Placing(pool.clone(), narrow.as_completion().clone()));
+        Arc::new(PlacingInPackets(pool.clone(), narrow.as_completion().clone()));
     let (name, rest) =
         (ranks[1].register_comp(&placing).unwrap(), ranks[1].register_comp(&other).unwrap());
     // Half of the runtime's packets wait, so that no more are kept.

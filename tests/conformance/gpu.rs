@@ -37,8 +37,8 @@ over_each_transport_and!(
 
 const SIZES: [usize; 8] = [1, 8, 40, 41, 208, 209, 8191, 8192];
 
-struct Ground {
-    gpus: gpus::Ground,
+struct GpuGround {
+    gpus: gpus::TestDriver,
     ranks: [Runtime; 2],
     sink: Arc<Sink>,
     name: RemoteComp,
@@ -47,9 +47,9 @@ struct Ground {
     pool: PacketPool,
 }
 
-impl Ground {
+impl GpuGround {
     fn new<J: Job>() -> Self {
-        let gpus = gpus::Ground::new();
+        let gpus = gpus::TestDriver::new();
         if J::HAS_COPIERS {
             gpus.driver.use_copiers();
         }
@@ -88,8 +88,8 @@ impl Ground {
 }
 
 fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
-    let ground = Ground::new::<J>();
-    let Ground { ranks, sink, name, devices, pool, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, sink, name, devices, pool, .. } = &ground;
     let mut rng = rng();
     let mut kept = Vec::new();
     for at in 0..16 {
@@ -125,8 +125,8 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
 }
 
 fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
-    let ground = Ground::new::<J>();
-    let Ground { ranks, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, .. } = &ground;
     let mut rng = rng();
     // Through blocks of 512 KiB, too: one and a byte, several and a few.
     for size in SIZES.into_iter().chain([(512 << 10) + 1, (3 << 19) + 5]) {
@@ -177,8 +177,8 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
 }
 
 fn a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu<J: Job>() {
-    let ground = Ground::new::<J>();
-    let Ground { ranks, devices, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, devices, .. } = &ground;
     for size in SIZES {
         let message = pattern(size as u64, size);
         let (source, came) = (ground.holding(0, &message), Sink::keeping());
@@ -199,8 +199,8 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     if is_for_simulated_only("no copy can be held up") {
         return;
     }
-    let ground = Ground::new::<J>();
-    let Ground { ranks, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, .. } = &ground;
     let driver = ground.fake();
     let (slow, quick) = (pattern(1, 1000), pattern(2, 8));
     let source = ground.holding(0, &slow);
@@ -238,7 +238,7 @@ fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and
     J: Job,
 >() {
     const COUNT: usize = 60;
-    let gpus = gpus::Ground::new();
+    let gpus = gpus::TestDriver::new();
     let ranks = J::pair_with(J::settings().unexpected(8 << 10).packets_max(16));
     let region = gpus.last().allocate(COUNT * 2000, Flavour::Plain).unwrap();
     let message = |at: usize| pattern(at as u64, if at.is_multiple_of(2) { 2000 } else { 700 });
@@ -266,7 +266,7 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
     if is_for_simulated_only("a copy cannot be held up") {
         return;
     }
-    let ground = Ground::new::<J>();
+    let ground = GpuGround::new::<J>();
     let (ranks, driver) = (&ground.ranks, ground.fake());
     let bytes = pattern(3, 70_000);
     let (mine, theirs) = (ground.holding(0, &bytes), ground.region(1, 70_000));
@@ -307,8 +307,8 @@ fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;
     }
-    let ground = Ground::new::<J>();
-    let Ground { ranks, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, .. } = &ground;
     let driver = ground.fake();
     for device_memory in [false, true] {
         let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
@@ -349,8 +349,8 @@ fn an_event_that_fails_fails_the_message_once<J: Job>() {
     if is_for_simulated_only("a kernel that crashes would take the context with it") {
         return;
     }
-    let ground = Ground::new::<J>();
-    let Ground { ranks, sink, name, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, sink, name, .. } = &ground;
     let driver = ground.fake();
     let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
     stream.launch(|_| panic!("a kernel that crashes")).unwrap();
@@ -374,8 +374,8 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = Ground::new::<J>();
-    let Ground { ranks, sink, name, devices, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, sink, name, devices, .. } = &ground;
     let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         // Over the default devices, where the target is host memory, and over those where it is on
@@ -416,8 +416,8 @@ fn a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = Ground::new::<J>();
-    let Ground { ranks, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, .. } = &ground;
     let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         for expected in [true, false] {
@@ -452,8 +452,8 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = Ground::new::<J>();
-    let Ground { ranks, sink, name, devices, pool, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, sink, name, devices, pool, .. } = &ground;
     let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         for size in [8, 100, 5000] {
@@ -486,8 +486,8 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
 }
 
 fn an_operation_from_device_memory_is_spent_once_it_was_posted<J: Job>() {
-    let ground = Ground::new::<J>();
-    let Ground { ranks, sink, name, .. } = &ground;
+    let ground = GpuGround::new::<J>();
+    let GpuGround { ranks, sink, name, .. } = &ground;
     let message = pattern(1, 100);
     let source = ground.holding(0, &message);
     let left = Sink::keeping();
@@ -505,11 +505,11 @@ fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>
     if is_for_simulated_only("no copy can be held up") {
         return;
     }
-    let ground = Ground::new::<J>();
+    let ground = GpuGround::new::<J>();
     let message = pattern(1, 100);
     let (source, target) = (ground.holding(0, &message), ground.holding(1, &message));
     let (left, came) = (Arc::new(Sink::keeping()), Arc::new(Sink::keeping()));
-    let Ground { gpus, ranks: [zero, one], devices, .. } = ground;
+    let GpuGround { gpus, ranks: [zero, one], devices, .. } = ground;
     let driver = gpus.fake.expect("simulated GPUs");
     let mut recv = one.post_recv(Rank(0), target.slice(), Tag(1)).comp(&*came);
     assert!(recv.try_submit().unwrap().is_posted());

@@ -27,7 +27,7 @@ over_each_transport!(
     several_threads_hand_each_message_over_once,
 );
 
-struct Ground {
+struct PacketGround {
     driver: FakeDriver,
     ranks: [Runtime; 2],
     name: RemoteComp,
@@ -36,7 +36,7 @@ struct Ground {
     pool: PacketPool,
 }
 
-impl Ground {
+impl PacketGround {
     fn new<J: Job>(comp: &impl AsCompletion, packet_size: usize) -> Self {
         Self::with::<J>(comp, packet_size, J::settings())
     }
@@ -76,7 +76,7 @@ impl Ground {
 
 fn quick_copies_wait_for_slow_ones_that_came_before<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 8192);
+    let ground = PacketGround::new::<J>(&sink, 8192);
     // Several engines are at work, and every third copy takes longer than those behind it.
     for tag in 0..60_u64 {
         let slow = Duration::from_micros(if tag % 3 == 0 { 2000 } else { 0 });
@@ -93,8 +93,8 @@ fn quick_copies_wait_for_slow_ones_that_came_before<J: Job>() {
 
 fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 8192);
-    let Ground { driver, ranks, devices, .. } = &ground;
+    let ground = PacketGround::new::<J>(&sink, 8192);
+    let PacketGround { driver, ranks, devices, .. } = &ground;
     let held = driver.faults().hold_copies();
     ground.send(1, 100);
     // More of them than there are packets: they do not pile up, and cause no error. A queue pair
@@ -117,7 +117,7 @@ fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>(
 
 fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 8192);
+    let ground = PacketGround::new::<J>(&sink, 8192);
     for at in [FailAt::Submit, FailAt::Event] {
         // The third copy to the GPU: nothing else is copied by an engine.
         ground.driver.faults().fail_copies(at, Which::Nth(3), 719);
@@ -149,7 +149,7 @@ fn a_full_queue_loses_nothing_of_the_line_and_others_pass<J: Job>() {
     // More than there are packets.
     const COUNT: u64 = 100;
     let queue = CompQueue::new(2);
-    let ground = Ground::new::<J>(&queue, 8192);
+    let ground = PacketGround::new::<J>(&queue, 8192);
     let free = Sink::keeping();
     let other = ground.ranks[1].register_comp(&free).unwrap();
     for tag in 0..COUNT {
@@ -177,8 +177,8 @@ fn a_full_queue_loses_nothing_of_the_line_and_others_pass<J: Job>() {
 
 fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::with::<J>(&sink, 8192, J::settings().unexpected(4 << 10));
-    let Ground { driver, ranks, devices, name, .. } = &ground;
+    let ground = PacketGround::with::<J>(&sink, 8192, J::settings().unexpected(4 << 10));
+    let PacketGround { driver, ranks, devices, name, .. } = &ground;
     let held = driver.faults().hold_copies();
     ground.send(1, 100);
     // Beyond the budget: rank 0 is told to hold.
@@ -204,7 +204,7 @@ fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
 
 fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 512);
+    let ground = PacketGround::new::<J>(&sink, 512);
     let sizes = [512, 513, 8192, 1, 8193, 60_000];
     for (tag, size) in (0..).zip(sizes) {
         ground.send(tag, size);
@@ -238,7 +238,7 @@ fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
 
 fn a_kernel_finds_the_message_at_the_address_of_its_buffer<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 8192);
+    let ground = PacketGround::new::<J>(&sink, 8192);
     let stream = ground.driver.gpu(0).unwrap().fake_stream().unwrap();
     for (tag, size) in [1, 40, 5000, 8192, 100_000].into_iter().enumerate() {
         ground.send(tag as u64, size);
@@ -258,8 +258,8 @@ fn a_kernel_finds_the_message_at_the_address_of_its_buffer<J: Job>() {
 fn several_threads_hand_each_message_over_once<J: Job>() {
     const COUNT: u64 = 1500;
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 8192);
-    let Ground { ranks, devices, .. } = &ground;
+    let ground = PacketGround::new::<J>(&sink, 8192);
+    let PacketGround { ranks, devices, .. } = &ground;
     let mut came = vec![0; COUNT as usize];
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -297,14 +297,14 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
 
 fn a_runtime_that_ends_tells_of_what_the_reorder_queue_holds<J: Job>() {
     let sink = Sink::keeping();
-    let ground = Ground::new::<J>(&sink, 8192);
+    let ground = PacketGround::new::<J>(&sink, 8192);
     let held = ground.driver.faults().hold_copies();
     ground.send(1, 100);
     ground.send(2, 0);
     // Both have come, and are in the reorder queue.
     settle(&ground.ranks);
     assert_eq!(sink.count(), 0);
-    let Ground { ranks: [zero, one], devices, .. } = ground;
+    let PacketGround { ranks: [zero, one], devices, .. } = ground;
     drop((zero, devices));
     // The end waits for engines that work on packets.
     let release = std::thread::spawn(move || drop(held));

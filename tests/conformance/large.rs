@@ -186,13 +186,13 @@ fn a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides<J: Job>(
 }
 
 /// Wants large messages at the end of a buffer of its own.
-struct Placing {
+struct PlacingAtEnd {
     asked: Mutex<Vec<(Rank, Tag, usize)>>,
     room: usize,
     arrived: Mutex<Vec<Status>>,
 }
 
-impl Completion for Placing {
+impl Completion for PlacingAtEnd {
     fn signal(&self, status: Status) -> Result<(), Status> {
         self.arrived.lock().push(status);
         Ok(())
@@ -240,7 +240,7 @@ fn a_large_active_message_lands_where_its_completion_object_says<J: Job>() {
         // Room enough, and too little: then it lands in memory of the runtime's.
         for room in [50_000, 39_999] {
             let placing =
-                Arc::new(Placing { asked: Mutex::default(), room, arrived: Mutex::default() });
+                Arc::new(PlacingAtEnd { asked: Mutex::default(), room, arrived: Mutex::default() });
             let object: Arc<dyn Completion> = placing.clone();
             let name = ranks[1].register_comp(object.as_completion()).unwrap();
             let payload = pattern(3, 40_000);

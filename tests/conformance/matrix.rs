@@ -87,7 +87,7 @@ impl Case {
     }
 }
 
-struct Ground {
+struct MatrixGround {
     ranks: [Runtime; 2],
     pool: PacketPool,
     /// One name, the same on both ranks, for each sort of completion object.
@@ -107,7 +107,7 @@ fn every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last
             (sort, name, sinks)
         })
         .collect();
-    let ground = Ground { ranks, pool, names };
+    let ground = MatrixGround { ranks, pool, names };
     let sizes = [OPERATIONS.len(), 6, 6, SIZES.len(), KINDS.len(), KINDS.len() - 2, 2, 2, 2, 2];
     let rows = rows(&sizes, &mut rng);
     for row in &rows {
@@ -131,7 +131,7 @@ fn every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last
     println!("{} cases over {}", rows.len(), J::NAME);
 }
 
-impl Ground {
+impl MatrixGround {
     fn run(&self, case: &Case, rng: &mut SmallRng) {
         let payload = random(rng, case.size);
         let tag = Tag(rng.random_range(0..u64::MAX));

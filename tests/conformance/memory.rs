@@ -30,7 +30,7 @@ const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 
 /// Access to the memory of rank 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum AccessWay {
     /// Rank 0 maps it, or has it anyway.
     Mapped,
     /// The owner makes progress, and the kernel copies what is put.
@@ -39,41 +39,45 @@ pub(crate) enum Way {
 
 /// Returns the ways of access over a transport. RDMA maps no peer's memory, and the kernel copies
 /// none there.
-pub(crate) fn ways<J: Job>() -> Vec<Way> {
-    let asked = [AutoChoice::Auto, AutoChoice::Off].map(Way::Asked);
+pub(crate) fn ways<J: Job>() -> Vec<AccessWay> {
+    let asked = [AutoChoice::Auto, AutoChoice::Off].map(AccessWay::Asked);
     if J::IS_RDMA {
         return vec![asked[0]];
     }
-    let mapped = J::MAPS.then_some(Way::Mapped);
+    let mapped = J::MAPS.then_some(AccessWay::Mapped);
     mapped.into_iter().chain(asked).collect()
 }
 
 /// Two ranks, and a region of rank 1's.
-pub(crate) struct Ground {
+pub(crate) struct MemoryGround {
     pub(crate) ranks: [Runtime; 2],
     pub(crate) region: Region,
     mr: Option<Mr>,
     pub(crate) rmr: RemoteKey,
 }
 
-impl Ground {
-    fn new<J: Job>(way: Way, len: usize) -> Self {
+impl MemoryGround {
+    fn new<J: Job>(way: AccessWay, len: usize) -> Self {
         Self::with_settings::<J>(J::settings(), way, len)
     }
 
-    pub(crate) fn with_settings<J: Job>(settings: SettingsBuilder, way: Way, len: usize) -> Self {
+    pub(crate) fn with_settings<J: Job>(
+        settings: SettingsBuilder,
+        way: AccessWay,
+        len: usize,
+    ) -> Self {
         let settings = match way {
-            Way::Mapped => settings,
-            Way::Asked(choice) => settings.setting("kernel_copy", choice),
+            AccessWay::Mapped => settings,
+            AccessWay::Asked(choice) => settings.setting("kernel_copy", choice),
         };
         let ranks = J::pair_with(settings);
         let region = match way {
-            Way::Mapped => ranks[1].allocate(len).unwrap(),
-            Way::Asked(_) => Region::host(len),
+            AccessWay::Mapped => ranks[1].allocate(len).unwrap(),
+            AccessWay::Asked(_) => Region::host(len),
         };
         let mr = ranks[1].register_memory(&region).unwrap();
         let mut bytes = mr.remote_key().to_bytes();
-        if way != Way::Mapped {
+        if way != AccessWay::Mapped {
             // Without the keys by which it could be mapped.
             bytes.truncate(28);
         }
@@ -92,7 +96,7 @@ impl Ground {
 fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
     for way in ways::<J>() {
         let len = SIZES[8] + 1000;
-        let ground = Ground::new::<J>(way, Guarded::room(len));
+        let ground = MemoryGround::new::<J>(way, Guarded::room(len));
         let zero = &ground.ranks[0];
         let whole = ground.rmr.slice(64, len as u64).unwrap();
         for (seed, size) in (1..).zip(SIZES) {
@@ -139,7 +143,7 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
 
 fn a_notification_comes_when_the_bytes_are_there<J: Job>() {
     for way in ways::<J>() {
-        let ground = Ground::new::<J>(way, 200_000);
+        let ground = MemoryGround::new::<J>(way, 200_000);
         let [zero, one] = &ground.ranks;
         let told = Sink::new(Sort::Queue);
         let name = one.register_comp(&told).unwrap();
@@ -171,7 +175,7 @@ fn a_notification_comes_when_the_bytes_are_there<J: Job>() {
 fn atomic_operations_of_all_ranks_count<J: Job>() {
     const EACH: u64 = 500;
     for way in ways::<J>() {
-        let ground = Ground::new::<J>(way, 64);
+        let ground = MemoryGround::new::<J>(way, 64);
         let done = AtomicBool::new(false);
         let mut last = vec![0; 2];
         std::thread::scope(|scope| {
@@ -231,7 +235,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
 
 fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
     for way in ways::<J>() {
-        let ground = Ground::new::<J>(way, 1000);
+        let ground = MemoryGround::new::<J>(way, 1000);
         let zero = &ground.ranks[0];
         let rmr = &ground.rmr;
         for (offset, len) in [(0, 1001), (1000, 1), (u64::MAX, 8), (u64::MAX - 3, 8), (993, 8)] {
@@ -251,7 +255,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         // An unaligned word.
         let sink = Sink::keeping();
         match zero.post_fetch_add(Rank(1), rmr, 4, 1).comp(&sink).try_submit() {
-            Err(PostError::Atomic(_)) => assert_eq!(way, Way::Mapped),
+            Err(PostError::Atomic(_)) => assert_eq!(way, AccessWay::Mapped),
             Ok(Outcome::Posted) => {
                 let error = sink.one(&ground.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Word(Rank(1))), "{error}");
@@ -263,7 +267,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
         let forged = RemoteKey::from_bytes(&forged).unwrap();
         match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).try_submit() {
-            Err(PostError::Outside { .. }) => assert_eq!(way, Way::Mapped),
+            Err(PostError::Outside { .. }) => assert_eq!(way, AccessWay::Mapped),
             Ok(Outcome::Posted) => {
                 let error = sink.one(&ground.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Outside(Rank(1))), "{error}");
@@ -276,7 +280,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
 
 fn a_registration_that_has_ended_is_noticed<J: Job>() {
     for way in ways::<J>() {
-        let mut ground = Ground::new::<J>(way, 1000);
+        let mut ground = MemoryGround::new::<J>(way, 1000);
         let used = ground.rmr.clone();
         let sink = Sink::keeping();
         let mut put = ground.ranks[0].post_put(Rank(1), &[1], &used, 0).comp(&sink);
@@ -297,7 +301,7 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
         for rmr in [&used, &fresh] {
             match ground.ranks[0].post_put(Rank(1), vec![9; 100], rmr, 500).comp(&sink).try_submit()
             {
-                Err(PostError::Stale(Rank(1))) => assert!(J::IS_RDMA || way == Way::Mapped),
+                Err(PostError::Stale(Rank(1))) => assert!(J::IS_RDMA || way == AccessWay::Mapped),
                 Ok(Outcome::Posted) => {
                     let error = sink.one(&ground.ranks).ok().unwrap_err();
                     assert!(matches!(error, OpError::Stale(Rank(1))), "{error}");
@@ -329,7 +333,7 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
 
 fn a_flush_ends_after_everything_before_it<J: Job>() {
     for way in ways::<J>() {
-        let ground = Ground::new::<J>(way, 1 << 20);
+        let ground = MemoryGround::new::<J>(way, 1 << 20);
         let zero = &ground.ranks[0];
         let (flushed, done) = (Sink::keeping(), Sink::keeping());
         for number in 0..20_u64 {
@@ -338,7 +342,7 @@ fn a_flush_ends_after_everything_before_it<J: Job>() {
             let _ = posted(&ground.ranks, || put.try_submit());
         }
         let flush = zero.post_flush(Rank(1)).comp(&flushed).try_submit().unwrap();
-        assert_eq!(flush.is_done(), way == Way::Mapped);
+        assert_eq!(flush.is_done(), way == AccessWay::Mapped);
         until(&ground.ranks, || flush.is_done() || flushed.count() == 1);
         let found = ground.region.slice(0, 1_000_000).unwrap().to_vec().unwrap();
         for (number, part) in (0..).zip(found.chunks(50_000)) {
@@ -352,7 +356,7 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
     const ROUNDS: u64 = 300;
     const LEN: usize = 20_000;
     for way in ways::<J>() {
-        let ground = Ground::new::<J>(way, 4 * LEN);
+        let ground = MemoryGround::new::<J>(way, 4 * LEN);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let threads = [0, 1, 0, 1].map(|at| {
@@ -410,13 +414,13 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
 
 fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
     for way in ways::<J>() {
-        let Ground { ranks: [zero, one], rmr, mr, .. } = Ground::new::<J>(way, 1000);
+        let MemoryGround { ranks: [zero, one], rmr, mr, .. } = MemoryGround::new::<J>(way, 1000);
         let done = Sink::keeping();
         let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&done).try_submit().unwrap();
         drop((mr, one));
         let ranks = [zero];
         until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
-        if way != Way::Mapped {
+        if way != AccessWay::Mapped {
             let error = done.one(&ranks).ok().unwrap_err();
             assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
         }
@@ -427,7 +431,7 @@ fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
 
 fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_be<J: Job>() {
     for way in ways::<J>() {
-        let ground = Ground::new::<J>(way, 64);
+        let ground = MemoryGround::new::<J>(way, 64);
         let (zero, rmr) = (ground.ranks[0].clone(), ground.rmr.clone());
         let seen = Arc::new(Mutex::new(None));
         let handler = {
@@ -443,10 +447,10 @@ fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_b
         let outcome = seen.lock().take().unwrap();
         let held = ground.region.fetch_add(0, 0).unwrap();
         match way {
-            Way::Mapped => {
+            AccessWay::Mapped => {
                 assert!(outcome.is_ok() && held == 5, "{outcome:?}")
             }
-            Way::Asked(_) => {
+            AccessWay::Asked(_) => {
                 let refused = matches!(outcome, Err(AwaitError::Post(PostError::WouldBlock)));
                 assert!(refused && held == 0, "{outcome:?}")
             }

@@ -36,9 +36,9 @@ pub(super) enum Memory {
 
 const ALL: [Memory; 3] = [Memory::Host, Memory::Pinned, Memory::Gpu];
 
-pub(super) struct Ground {
+pub(super) struct PieceGround {
     pub(super) ranks: [Runtime; 2],
-    pub(super) gpus: gpus::Ground,
+    pub(super) gpus: gpus::TestDriver,
     pub(super) told: Arc<Sink>,
     pub(super) name: RemoteComp,
 }
@@ -63,7 +63,7 @@ pub(super) fn side_by_side<'a>(
     (0..count).map(piece).collect()
 }
 
-impl Ground {
+impl PieceGround {
     pub(super) fn new<J: Job>() -> Self {
         Self::over(J::pair())
     }
@@ -71,7 +71,7 @@ impl Ground {
     pub(super) fn over(ranks: [Runtime; 2]) -> Self {
         let told = Arc::new(Sink::new(Sort::Queue));
         let name = ranks[1].register_comp(&*told).unwrap();
-        let gpus = gpus::Ground::new();
+        let gpus = gpus::TestDriver::new();
         if ranks[0].settings().gpu_copier() {
             gpus.driver.use_copiers();
         }
@@ -158,7 +158,7 @@ fn parts(rng: &mut SmallRng, count: usize, longest: usize) -> (Vec<(Range<usize>
 }
 
 fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
-    let (ground, mut rng) = (Ground::new::<J>(), rng());
+    let (ground, mut rng) = (PieceGround::new::<J>(), rng());
     for (ours, theirs, mapped) in sorts::<J>() {
         for count in [1, 2, 65, amount("TEST_PIECES", 200, 1000) as usize] {
             for is_put in [true, false] {
@@ -236,7 +236,7 @@ fn block(rng: &mut SmallRng, count: [usize; 3]) -> (Strided, usize) {
 }
 
 fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
-    let (ground, mut rng) = (Ground::new::<J>(), rng());
+    let (ground, mut rng) = (PieceGround::new::<J>(), rng());
     let shapes =
         [[300, 1, 1], [24, 40, 1], [8, 12, 10], [8, 1, 30], [1, 20, 3], [0, 5, 5], [8, 0, 1]];
     for (ours, theirs, mapped) in sorts::<J>() {
@@ -297,7 +297,7 @@ fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
 
 fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     const EACH: usize = 500;
-    let (ground, mut rng) = (Ground::new::<J>(), rng());
+    let (ground, mut rng) = (PieceGround::new::<J>(), rng());
     let locals = ALL.map(|memory| ground.local(memory, EACH));
     let remotes: Vec<_> = sorts::<J>()
         .into_iter()
@@ -337,7 +337,7 @@ fn a_thousand_pieces_with_a_gpu_are_one_call_of_the_driver_and_so_is_a_strided_b
     if is_for_simulated_only("the driver's calls are not counted") || !J::MAPS {
         return;
     }
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
     let block = Strided { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
     let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
@@ -374,7 +374,8 @@ fn a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls
     if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
         return;
     }
-    let ground = Ground::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
+    let ground =
+        PieceGround::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
     let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
     connect(&ground.ranks);
     let block = Strided { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };

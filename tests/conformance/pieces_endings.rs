@@ -1,7 +1,7 @@
 //! Batches during which something ends: the registration of the memory, the deadline, or the last
 //! handle to memory that an engine copies.
 
-use super::pieces::{Ground, Memory, more_than_16, on_both, side_by_side};
+use super::pieces::{Memory, PieceGround, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
@@ -20,8 +20,8 @@ crate::support::over_each_transport_and!(
 
 /// Returns a ground where fewer pieces may wait for an answer than a test posts, of memory that
 /// only its owner reaches, or its NIC.
-fn ground<J: Job>() -> Ground {
-    let ground = Ground::over(J::pair_with(
+fn ground<J: Job>() -> PieceGround {
+    let ground = PieceGround::over(J::pair_with(
         J::settings().offers(16).setting("kernel_copy", AutoChoice::Off),
     ));
     connect(&ground.ranks);
@@ -118,7 +118,7 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
     }
     for is_put in [true, false] {
         let ground =
-            Ground::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
+            PieceGround::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
         connect(&ground.ranks);
         let zero = &ground.ranks[0];
         let (count, len) = (20_000, 100);
@@ -164,7 +164,7 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
     for (memory, is_strided) in
         [(Memory::Gpu, false), (Memory::Gpu, true), (Memory::Host, false), (Memory::Host, true)]
     {
-        let ground = Ground::new::<J>();
+        let ground = PieceGround::new::<J>();
         let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
         let (local, remote) = (ground.local(memory, 1000), ground.remote(Memory::Gpu, true, 1000));
         let done = Sink::keeping();

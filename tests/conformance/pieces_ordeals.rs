@@ -1,7 +1,7 @@
 //! Batches that are refused, wait, are ordered after something, or come to a bad end.
 
 use super::pieces::{
-    Ground, Memory, Remote, more_than_16, on_both, posted_or_refused, side_by_side,
+    Memory, PieceGround, Remote, more_than_16, on_both, posted_or_refused, side_by_side,
 };
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
@@ -30,7 +30,7 @@ crate::support::over_each_transport_and!(
 );
 
 fn a_batch_of_no_pieces_ends_at_once_and_sends_its_notification<J: Job>() {
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     for is_put in [true, false] {
         let batch = if is_put {
@@ -58,7 +58,7 @@ fn a_batch_of_no_pieces_ends_at_once_and_sends_its_notification<J: Job>() {
 }
 
 fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     let ours = ground.ranks[0].allocate(1000).unwrap();
     let own = ground.ranks[0].register_memory(&ours).unwrap();
@@ -180,7 +180,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
 }
 
 fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     let (local, remote) =
         (ground.local(Memory::Host, 1000), ground.remote(Memory::Host, true, 1000));
@@ -215,7 +215,7 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
 
 fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it<J: Job>() {
     let settings = J::settings().offers(16).setting("kernel_copy", AutoChoice::Off);
-    let (ground, mut rng) = (Ground::over(J::pair_with(settings)), rng());
+    let (ground, mut rng) = (PieceGround::over(J::pair_with(settings)), rng());
     let zero = &ground.ranks[0];
     let sorts = more_than_16::<J>();
     for (memory, (count, len)) in
@@ -257,7 +257,7 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
         .flat_map(each)
     {
         let settings = J::settings().offers(16).setting("kernel_copy", AutoChoice::Off);
-        let ground = Ground::over(J::pair_with(settings));
+        let ground = PieceGround::over(J::pair_with(settings));
         let (local, remote) =
             (ground.local(memory, count * len), ground.remote(Memory::Host, false, count * len));
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
@@ -269,7 +269,7 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
             false => zero.post_get_batch(Rank(1), &pieces),
         };
         put.comp(&done).submit().unwrap();
-        let Ground { ranks: [zero, one], .. } = ground;
+        let PieceGround { ranks: [zero, one], .. } = ground;
         if peer_goes {
             drop((remote, one));
             let ranks = [zero];
@@ -294,7 +294,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;
     }
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     let fake = ground.gpus.fake.as_ref().unwrap();
     let each = |memory| [true, false].map(|mapped| (memory, mapped));
@@ -371,7 +371,7 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     let faults = ground.gpus.fake.as_ref().unwrap().faults();
     for (memory, mapped) in
@@ -422,7 +422,7 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
 }
 
 fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
         let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
         local.whole().write(&[5; 1000]).unwrap();
@@ -468,7 +468,7 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
 fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be<
     J: Job,
 >() {
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     for (memory, theirs, is_put) in [
         (Memory::Host, Memory::Host, true),

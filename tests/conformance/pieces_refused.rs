@@ -1,6 +1,6 @@
 //! Batches of many pieces, one of which is wrong.
 
-use super::pieces::{Ground, Memory};
+use super::pieces::{Memory, PieceGround};
 use crate::support::*;
 use carrack::{Piece, PostError, Rank};
 
@@ -14,7 +14,7 @@ crate::support::over_each_transport_and!(
 fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Job>() {
     const COUNT: usize = 200;
     const ROOM: usize = COUNT * 16;
-    let ground = Ground::new::<J>();
+    let ground = PieceGround::new::<J>();
     let zero = &ground.ranks[0];
     for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
         let (local, remote) = (ground.local(memory, ROOM), ground.remote(memory, mapped, ROOM));

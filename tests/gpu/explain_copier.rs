@@ -4,7 +4,7 @@
 
 use crate::support::Watchdog;
 use crate::support::explained::{Told, assert_shared, carrack, explain, text, told};
-use crate::support::gpus::{Ground, are_real};
+use crate::support::gpus::{TestDriver, are_real};
 use carrack::transports::gpu::copier::MOST;
 
 fn driver() -> (&'static str, &'static str) {
@@ -15,7 +15,7 @@ const ASKED: (&str, &str) = ("CARRACK_GPU_COPIER", "1");
 
 /// Returns `true` if there are `gpus` GPUs, so that each rank can have its own.
 fn are_there(gpus: usize) -> bool {
-    let there = !are_real() || Ground::new().gpus.len() >= gpus;
+    let there = !are_real() || TestDriver::new().gpus.len() >= gpus;
     if !there {
         println!("skipped: each of {gpus} ranks needs a GPU of its own");
     }

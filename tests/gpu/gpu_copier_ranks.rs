@@ -36,7 +36,7 @@ fn a_rank_in_its_role() {
 
 /// Returns `true` if every rank has a device to itself, as copiers need.
 fn are_enough() -> bool {
-    if are_real() && gpus::Ground::new().gpus.len() < 2 {
+    if are_real() && gpus::TestDriver::new().gpus.len() < 2 {
         println!("skipped: each of two ranks needs a GPU of its own");
         return false;
     }

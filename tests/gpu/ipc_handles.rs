@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "GPU memory and words of streams are used by address")]
 
 use crate::support::Watchdog;
-use crate::support::gpus::{self, Ground};
+use crate::support::gpus::{self, TestDriver};
 use crate::support::ranks::{Ranks, Role};
 use crate::support::words::{filled, wrong};
 use carrack::ipc::{
@@ -53,7 +53,7 @@ fn a_rank_in_its_role() {
 
 #[test]
 fn what_cannot_be_exported_is_refused_with_what_to_do() {
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let gpu = &ground.gpus[0];
     for (region, kind) in [
         (Region::host(100), MemKind::Host),
@@ -76,7 +76,7 @@ fn what_cannot_be_exported_is_refused_with_what_to_do() {
 
 #[test]
 fn bytes_that_are_no_name_are_refused_and_nothing_is_opened() {
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let plain = ground.gpus[0].allocate(WHOLE, Flavour::Plain).unwrap();
     let part = plain.subregion(PART.0, PART.1).unwrap();
     let name = ipc_export(&part).unwrap();
@@ -140,7 +140,7 @@ fn hear(channel: &Channel) -> (Vec<u8>, Option<OwnedFd>) {
 }
 
 fn exports(role: &Role) {
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let gpu = &ground.gpus[0];
     let channel = channel(role);
     let (at, len) = PART;
@@ -170,7 +170,7 @@ fn exports(role: &Role) {
 }
 
 fn opens(role: &Role) {
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let gpu = ground.last();
     let channel = channel(role);
     for (turn, (flavour, _)) in (0..).zip(FORMS) {
@@ -203,7 +203,7 @@ fn opens(role: &Role) {
 }
 
 fn records(role: &Role) {
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let gpu = &ground.gpus[0];
     let (stream, event) = (gpu.stream().unwrap(), gpu.shared_event().unwrap());
     let word = gpu.allocate(8, Flavour::Pinned).unwrap();
@@ -227,7 +227,7 @@ fn records(role: &Role) {
 }
 
 fn waits(role: &Role) {
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let gpu = ground.last();
     let mut kept = None;
     for turn in 1..=3 {

@@ -115,7 +115,7 @@ fn a_rank_in_its_role() {
     }
     let kernel_copy = if role.name == "large-off" { AutoChoice::Off } else { AutoChoice::Auto };
     let settings = settings_of(&role).setting("kernel_copy", kernel_copy);
-    let me = Me::start(role, settings);
+    let me = RoleRank::start(role, settings);
     match &*me.role.name {
         "all_to_all" => all_to_all(&me),
         "collectives" => collectives(&me),
@@ -137,14 +137,14 @@ fn a_rank_in_its_role() {
 }
 
 /// A rank in its role.
-struct Me {
+struct RoleRank {
     role: Role,
     folder: Folder,
     runtime: Runtime,
     ranks: [Runtime; 1],
 }
 
-impl Me {
+impl RoleRank {
     fn start(role: Role, settings: SettingsBuilder) -> Self {
         let runtime = role.runtime(settings);
         Self { folder: role.bootstrap(), role, ranks: [runtime.clone()], runtime }
@@ -218,7 +218,7 @@ fn is_down(status: Status) {
     assert!(matches!(error, OpError::PeerDown { rank: VICTIM, .. }), "{error}");
 }
 
-fn all_to_all(me: &Me) {
+fn all_to_all(me: &RoleRank) {
     const EACH: u64 = 200;
     let (rank, size) = (u64::from(me.rank().0), me.runtime.size());
     let got = Arc::new(Mutex::new(vec![0_u64; size as usize]));
@@ -269,7 +269,7 @@ fn all_to_all(me: &Me) {
     me.runtime.barrier().unwrap();
 }
 
-fn collectives(me: &Me) {
+fn collectives(me: &RoleRank) {
     for round in 0..20_u64 {
         let key = format!("before/{round}/{}", me.rank().0);
         me.folder.put(&key, b"").unwrap();
@@ -290,7 +290,7 @@ fn collectives(me: &Me) {
 
 /// Runs the role: each rank sends one message to a queue of rank 0 that has room for one less. All
 /// meet before any is taken.
-fn gather(me: &Me) {
+fn gather(me: &RoleRank) {
     let inbox = CompQueue::new(16);
     let name = me.runtime.register_comp(&inbox).unwrap();
     me.runtime.barrier().unwrap();
@@ -317,7 +317,7 @@ fn gather(me: &Me) {
 
 /// Runs the role: the victim fills a queue of rank 0, offers a large message to it, and dies before
 /// any is taken.
-fn gather_killed(me: &Me) {
+fn gather_killed(me: &RoleRank) {
     const SENT: u64 = 50;
     let inbox = CompQueue::new(4);
     let name = me.runtime.register_comp(&inbox).unwrap();
@@ -363,13 +363,13 @@ fn gather_killed(me: &Me) {
     me.others_go_on();
 }
 
-fn uneven(me: &Me) {
+fn uneven(me: &RoleRank) {
     let error = me.runtime.allgather(&vec![1; if me.rank().0 == 1 { 3 } else { 4 }]).unwrap_err();
     assert!(matches!(error, CollectiveError::Uneven { .. }), "{error}");
     me.meet("over");
 }
 
-fn idle(me: &Me) {
+fn idle(me: &RoleRank) {
     me.runtime.barrier().unwrap();
     let used = || {
         // SAFETY: fills in what it is given.
@@ -398,7 +398,7 @@ fn descriptors(role: Role) {
     let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("carrack-").count();
     let before = (count(), mapped());
     let (settings, is_shm) = (settings_of(&role), role.words == [SHM]);
-    let me = Me::start(role, settings);
+    let me = RoleRank::start(role, settings);
     me.runtime.barrier().unwrap();
     for to in 0..size {
         sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).try_submit());
@@ -423,13 +423,13 @@ fn drops(role: Role) {
     const PUT: u8 = 0x11;
     const LATER: u8 = 0xee;
     let settings = settings_of(&role);
-    let me = Me::start(role, settings);
+    let me = RoleRank::start(role, settings);
     let rank = me.rank();
     let region = Region::host(LEN);
     region.whole().write(&vec![0; LEN]).unwrap();
     let registered = me.runtime.register_memory(&region).unwrap();
     let rmrs = me.runtime.allgather(&registered.remote_key().to_bytes()).unwrap();
-    let Me { role, runtime, ranks, .. } = me;
+    let RoleRank { role, runtime, ranks, .. } = me;
     drop(ranks);
     if rank == Rank(1) {
         until(std::slice::from_ref(&runtime), || role.has_said("another use", 0));
@@ -462,7 +462,7 @@ fn drops(role: Role) {
     }
 }
 
-fn silent(me: &Me) {
+fn silent(me: &RoleRank) {
     let sink = Sink::keeping();
     if me.is_victim() {
         me.says("here");
@@ -482,7 +482,7 @@ fn silent(me: &Me) {
     me.others_go_on();
 }
 
-fn absent(me: &Me) {
+fn absent(me: &RoleRank) {
     if me.is_victim() {
         me.says("here");
         me.hears("waiting", 0);
@@ -506,7 +506,7 @@ fn unstarted(role: Role) {
         die();
     }
     let settings = settings_of(&role);
-    let me = Me::start(role, settings);
+    let me = RoleRank::start(role, settings);
     let sink = Sink::keeping();
     me.receive_from_victim(&sink);
     me.says("waiting");
@@ -515,7 +515,7 @@ fn unstarted(role: Role) {
     me.others_go_on();
 }
 
-fn connected(me: &Me) {
+fn connected(me: &RoleRank) {
     let sink = Sink::keeping();
     me.runtime.barrier().unwrap();
     if me.is_victim() {
@@ -535,7 +535,7 @@ fn connected(me: &Me) {
     me.others_go_on();
 }
 
-fn stream(me: &Me) {
+fn stream(me: &RoleRank) {
     const COUNT: u64 = 500;
     let size = |number: u64| [8, 100, 5000][number as usize % 3];
     me.runtime.barrier().unwrap();
@@ -578,7 +578,7 @@ fn stream(me: &Me) {
     me.others_go_on();
 }
 
-fn full(me: &Me) {
+fn full(me: &RoleRank) {
     me.runtime.barrier().unwrap();
     if me.is_victim() {
         // Not a message is taken in from here on.
@@ -608,7 +608,7 @@ fn full(me: &Me) {
     me.others_go_on();
 }
 
-fn handler(me: &Me) {
+fn handler(me: &RoleRank) {
     let handler = Handler::new(|_| die());
     let name = me.runtime.register_comp(&handler).unwrap();
     me.runtime.barrier().unwrap();
@@ -627,7 +627,7 @@ fn handler(me: &Me) {
     me.others_go_on();
 }
 
-fn barrier(me: &Me) {
+fn barrier(me: &RoleRank) {
     me.runtime.barrier().unwrap();
     if me.is_victim() {
         let survivors = (0..me.runtime.size()).filter(|rank| *rank != VICTIM.0);
@@ -645,7 +645,7 @@ fn barrier(me: &Me) {
     me.others_go_on();
 }
 
-fn asleep(me: &Me) {
+fn asleep(me: &RoleRank) {
     me.runtime.barrier().unwrap();
     let died = AtomicU64::new(0);
     if me.is_victim() {
@@ -666,7 +666,7 @@ fn asleep(me: &Me) {
 
 /// Runs the role: large messages both ways, puts and gets. The victim dies at some moment of its
 /// own among them.
-fn large(me: &Me) {
+fn large(me: &RoleRank) {
     const LEN: usize = 3 << 20;
     // Not mapped: its owner has to carry out what others want of it.
     let region = Region::host(LEN);
@@ -714,7 +714,10 @@ fn is_right<const LEN: usize>(status: Status) {
 
 /// Returns the number of operations (0 or 1) that the call has put in flight. It is 0 if the
 /// operation is complete at once, or the victim is known to have ended.
-fn begun<const LEN: usize>(me: &Me, mut call: impl FnMut() -> Result<Outcome, PostError>) -> usize {
+fn begun<const LEN: usize>(
+    me: &RoleRank,
+    mut call: impl FnMut() -> Result<Outcome, PostError>,
+) -> usize {
     let mut gone = false;
     let outcome = posted(&me.ranks, || match call() {
         Err(PostError::PeerDown { rank: VICTIM, .. }) => {

@@ -1,7 +1,7 @@
 //! One process and its devices.
 
 use crate::support::copiers::{copies, counts, until_by_copier};
-use crate::support::gpus::{Ground, are_real, is_for_simulated_only};
+use crate::support::gpus::{TestDriver, are_real, is_for_simulated_only};
 use crate::support::{Watchdog, random, rng};
 use carrack::buffer::Region;
 use carrack::transports::gpu::copier::MOST;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes on both sides of a copy that stay as they are.
 const GUARD: usize = 64;
 
-fn ground() -> Ground {
-    let ground = Ground::new();
+fn ground() -> TestDriver {
+    let ground = TestDriver::new();
     ground.driver.use_copiers();
     ground
 }
@@ -429,7 +429,7 @@ fn without_having_been_asked_for_there_is_no_copier() {
     if is_for_simulated_only("other tests have asked for it in this process") {
         return;
     }
-    let ground = Ground::new();
+    let ground = TestDriver::new();
     let gpu = &ground.gpus[0];
     let region = plain(gpu, 64);
     ended(begun((&region, 0), (&region, 32), 8)).unwrap();

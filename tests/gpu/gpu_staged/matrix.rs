@@ -19,11 +19,11 @@ const BORDER: usize = 67;
 const POISON: u8 = 0xee;
 
 /// Memory of some kind, with poison around a part of it.
-struct Ground {
+struct PoisonedMemory {
     region: Region,
 }
 
-impl Ground {
+impl PoisonedMemory {
     fn new(gpus: &[Arc<dyn Gpu>], kind: usize) -> Self {
         let len = SIZES[SIZES.len() - 1] + 2 * BORDER;
         let region = match kind {
@@ -75,13 +75,17 @@ fn told(runtime: &Runtime, queue: &CompQueue) -> Status {
     queue.pop().unwrap().ok().unwrap()
 }
 
-fn exposed(role: &Role, runtime: &Runtime, grounds: &[Ground]) -> Vec<carrack::region::Mr> {
-    let expose = |(kind, ground): (usize, &Ground)| {
-        let mr = runtime.register_memory(&ground.region).unwrap();
+fn exposed(
+    role: &Role,
+    runtime: &Runtime,
+    memories: &[PoisonedMemory],
+) -> Vec<carrack::region::Mr> {
+    let expose = |(kind, memory): (usize, &PoisonedMemory)| {
+        let mr = runtime.register_memory(&memory.region).unwrap();
         role.tells(&format!("memory {kind}"), &mr.remote_key().to_bytes());
         mr
     };
-    grounds.iter().enumerate().map(expose).collect()
+    memories.iter().enumerate().map(expose).collect()
 }
 
 fn found(role: &Role, by: u32) -> Vec<RemoteKey> {
@@ -95,14 +99,14 @@ fn found(role: &Role, by: u32) -> Vec<RemoteKey> {
 pub(crate) fn every_pair(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
-    let grounds: Vec<_> = (0..KINDS).map(|kind| Ground::new(&gpus, kind)).collect();
+    let memories: Vec<_> = (0..KINDS).map(|kind| PoisonedMemory::new(&gpus, kind)).collect();
     let queue = CompQueue::new(16);
     let name = runtime.register_comp(&queue).unwrap();
     if role.rank == 0 {
-        posts(&runtime, &grounds, &found(role, 1), name);
+        posts(&runtime, &memories, &found(role, 1), name);
     } else {
-        let mrs = exposed(role, &runtime, &grounds);
-        owns(&runtime, &grounds, &queue);
+        let mrs = exposed(role, &runtime, &memories);
+        owns(&runtime, &memories, &queue);
         drop(mrs);
     }
     assert!(runtime.pending().operations.is_empty(), "{}", runtime.pending());
@@ -116,14 +120,14 @@ fn turns() -> impl Iterator<Item = (usize, usize, usize, u64)> {
     all.zip((10..).step_by(10)).map(|((near, far, len), salt)| (near, far, len, salt))
 }
 
-fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: RemoteComp) {
+fn posts(runtime: &Runtime, memories: &[PoisonedMemory], rmrs: &[RemoteKey], name: RemoteComp) {
     let border = BORDER as u64;
     for (near, far, len, salt) in turns() {
-        let (ground, rmr) = (&grounds[near], &rmrs[far]);
+        let (memory, rmr) = (&memories[near], &rmrs[far]);
         let what = format!("{len} bytes between kind {near} and kind {far}");
         let put = |salt: u64, notify: bool| {
-            ground.fill(len, salt);
-            let mut part = Some(ground.part(len));
+            memory.fill(len, salt);
+            let mut part = Some(memory.part(len));
             let status = completed(runtime, |done| {
                 let post = runtime.post_put(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
@@ -133,8 +137,8 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
             assert_eq!((status.size, status.buffer.len()), (len, len), "{what}");
         };
         let get = |salt: u64, notify: bool| {
-            ground.poison(len);
-            let mut part = Some(ground.part(len));
+            memory.poison(len);
+            let mut part = Some(memory.part(len));
             let status = completed(runtime, |done| {
                 let post = runtime.post_get(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
@@ -142,7 +146,7 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
             });
             let status = status.unwrap().ok().unwrap();
             assert_eq!((status.size, status.buffer.len()), (len, len), "{what}");
-            ground.check(len, salt, &what);
+            memory.check(len, salt, &what);
         };
         runtime.barrier().unwrap();
         put(salt, false);
@@ -157,37 +161,37 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: Remote
         runtime.barrier().unwrap();
         get(salt + 2, false);
         get(salt + 2, true);
-        ground.fill(len, salt + 3);
+        memory.fill(len, salt + 3);
         assert_eq!(
-            sent(runtime, 1, ground.part(len), salt).unwrap().ok().unwrap().size,
+            sent(runtime, 1, memory.part(len), salt).unwrap().ok().unwrap().size,
             len,
             "{what}"
         );
     }
 }
 
-fn owns(runtime: &Runtime, grounds: &[Ground], queue: &CompQueue) {
+fn owns(runtime: &Runtime, memories: &[PoisonedMemory], queue: &CompQueue) {
     for (near, far, len, salt) in turns() {
-        let ground = &grounds[far];
+        let memory = &memories[far];
         let what = format!("{len} bytes between kind {near} and kind {far}");
-        ground.poison(len);
+        memory.poison(len);
         runtime.barrier().unwrap();
         runtime.barrier().unwrap();
-        ground.check(len, salt, &what);
+        memory.check(len, salt, &what);
         assert!(queue.is_empty(), "no notification was asked for");
-        ground.poison(len);
+        memory.poison(len);
         runtime.barrier().unwrap();
         let notice = told(runtime, queue);
         assert_eq!((notice.size, notice.tag, notice.rank), (len, Tag(salt + 1), Rank(0)), "{what}");
-        ground.check(len, salt + 1, &what);
-        ground.fill(len, salt + 2);
+        memory.check(len, salt + 1, &what);
+        memory.fill(len, salt + 2);
         runtime.barrier().unwrap();
         let notice = told(runtime, queue);
         assert_eq!((notice.size, notice.tag), (len, Tag(salt + 2)), "{what}");
-        ground.poison(len);
-        let status = received(runtime, 0, ground.part(len), salt).unwrap().ok().unwrap();
+        memory.poison(len);
+        let status = received(runtime, 0, memory.part(len), salt).unwrap().ok().unwrap();
         assert_eq!(status.size, len);
-        ground.check(len, salt + 3, &what);
+        memory.check(len, salt + 3, &what);
     }
 }
 
@@ -197,11 +201,11 @@ const EACH: u64 = 150;
 pub(crate) fn words(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
-    let grounds: Vec<_> = (0..KINDS).map(|kind| Ground::new(&gpus, kind)).collect();
-    let mrs = if role.rank == 1 { exposed(role, &runtime, &grounds) } else { Vec::new() };
+    let memories: Vec<_> = (0..KINDS).map(|kind| PoisonedMemory::new(&gpus, kind)).collect();
+    let mrs = if role.rank == 1 { exposed(role, &runtime, &memories) } else { Vec::new() };
     if role.rank == 1 {
-        for ground in &grounds {
-            ground.region.slice(0, 64).unwrap().write(&[0; 64]).unwrap();
+        for memory in &memories {
+            memory.region.slice(0, 64).unwrap().write(&[0; 64]).unwrap();
         }
     }
     runtime.barrier().unwrap();
@@ -254,8 +258,8 @@ pub(crate) fn words(role: &Role) {
     }
     runtime.barrier().unwrap();
     if role.rank == 1 {
-        for (kind, ground) in grounds.iter().enumerate() {
-            let bytes = ground.region.slice(0, 64).unwrap().to_vec().unwrap();
+        for (kind, memory) in memories.iter().enumerate() {
+            let bytes = memory.region.slice(0, 64).unwrap().to_vec().unwrap();
             let found: Vec<_> =
                 bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
             assert_eq!(found, [0, 3 * 3 * EACH, 3 * 10, 0, 0, 0, 0, 0], "kind {kind}");
@@ -319,15 +323,15 @@ pub(crate) fn truncated(role: &Role) {
     let gpus = gpus(&runtime);
     for (turn, len) in [1, 100, 8193, BLOCK + 1, 3 * BLOCK].into_iter().enumerate() {
         for kind in 0..KINDS {
-            let ground = Ground::new(&gpus, if role.rank == 0 { 2 } else { kind });
+            let memory = PoisonedMemory::new(&gpus, if role.rank == 0 { 2 } else { kind });
             let tag = (turn * KINDS + kind) as u64;
             let error = if role.rank == 0 {
-                ground.fill(len, 5);
-                sent(&runtime, 1, ground.part(len), tag).unwrap().error
+                memory.fill(len, 5);
+                sent(&runtime, 1, memory.part(len), tag).unwrap().error
             } else {
-                ground.poison(len);
-                let status = received(&runtime, 0, ground.part(len - 1), tag).unwrap();
-                ground.check_poison(len);
+                memory.poison(len);
+                let status = received(&runtime, 0, memory.part(len - 1), tag).unwrap();
+                memory.check_poison(len);
                 assert_eq!(status.buffer.len(), len - 1, "the buffer comes back");
                 Some(status.error.expect("it was too long"))
             };

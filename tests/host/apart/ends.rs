@@ -1,12 +1,12 @@
 //! Messages that are too long for their receives, and a rank that goes.
 
-use super::{Me, by_context};
+use super::{PairedRank, by_context};
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::{pattern, posted, until};
 use carrack::{OpError, PostError, Rank, Tag, UserContext};
 
-pub(crate) fn too_long(me: &Me) {
+pub(crate) fn too_long(me: &PairedRank) {
     let cases = [
         (1, 0),
         (9, 8),
@@ -53,7 +53,7 @@ fn size(number: u64) -> usize {
 
 /// Runs the role: the second rank sends something, and goes. The first one has asked for more than
 /// that.
-pub(crate) fn goes(me: Me) {
+pub(crate) fn goes(me: PairedRank) {
     const TAG: Tag = Tag(1);
     if !me.is_first() {
         me.hears_go();

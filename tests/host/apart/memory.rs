@@ -1,7 +1,7 @@
 //! Puts, gets, atomic operations and flushes, on memory that the other rank may map, and on memory
 //! that only its owner accesses.
 
-use super::Me;
+use super::PairedRank;
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{pattern, posted, until};
@@ -18,7 +18,7 @@ struct Shared {
 }
 
 /// Shares memory of each sort.
-fn shared(me: &Me, len: usize) -> [Shared; 2] {
+fn shared(me: &PairedRank, len: usize) -> [Shared; 2] {
     [me.runtime.allocate(len).unwrap(), Region::host(len)].map(|mine| {
         let registered = me.runtime.register_memory(&mine).unwrap();
         let told = me.runtime.allgather(&registered.remote_key().to_bytes()).unwrap();
@@ -29,7 +29,7 @@ fn shared(me: &Me, len: usize) -> [Shared; 2] {
 
 /// Has one rank act on the other's memory while the other one watches, and then the other way
 /// round.
-fn in_turn(me: &Me, act: impl Fn(), watch: impl Fn()) {
+fn in_turn(me: &PairedRank, act: impl Fn(), watch: impl Fn()) {
     for is_active in [me.is_first(), !me.is_first()] {
         if is_active {
             act()
@@ -40,7 +40,7 @@ fn in_turn(me: &Me, act: impl Fn(), watch: impl Fn()) {
     }
 }
 
-pub(crate) fn put_and_got(me: &Me) {
+pub(crate) fn put_and_got(me: &PairedRank) {
     let len = SIZES[8] + 1000;
     let told = Sink::new(Sort::Queue);
     let name = me.runtime.register_comp(&told).unwrap();
@@ -85,7 +85,7 @@ pub(crate) fn put_and_got(me: &Me) {
     }
 }
 
-pub(crate) fn counted(me: &Me) {
+pub(crate) fn counted(me: &PairedRank) {
     const EACH: u64 = 100;
     for shared in &shared(me, 64) {
         for _ in 0..EACH {
@@ -113,7 +113,7 @@ pub(crate) fn counted(me: &Me) {
     }
 }
 
-pub(crate) fn flushed(me: &Me) {
+pub(crate) fn flushed(me: &PairedRank) {
     const PUTS: u64 = 20;
     const SIZE: usize = 30_000;
     for Shared { mine, theirs, .. } in &shared(me, PUTS as usize * SIZE) {
@@ -140,7 +140,7 @@ pub(crate) fn flushed(me: &Me) {
     }
 }
 
-pub(crate) fn refused(me: &Me) {
+pub(crate) fn refused(me: &PairedRank) {
     const LEN: usize = 1000;
     for Shared { mine, registered, theirs } in shared(me, LEN) {
         for (offset, len) in [(0, LEN + 1), (LEN as u64, 1), (u64::MAX - 3, 8), (993, 8)] {
@@ -191,7 +191,7 @@ pub(crate) fn refused(me: &Me) {
 }
 
 /// Returns `true` if a put came too late and was refused, and `false` if it was in time.
-fn is_refusal(me: &Me, error: Option<&OpError>) -> bool {
+fn is_refusal(me: &PairedRank, error: Option<&OpError>) -> bool {
     assert!(
         error.is_none_or(|error| matches!(error, OpError::Stale(rank) if *rank == me.peer)),
         "{error:?}"

@@ -1,6 +1,6 @@
 //! Operation × completion × matching × size × buffer: each pair of values at least once.
 
-use super::{Me, SIZE};
+use super::{PairedRank, SIZE};
 use crate::support::guard::Guarded;
 use crate::support::pairwise::rows;
 use crate::support::sink::{SORTS, Sink, Sort};
@@ -83,14 +83,14 @@ impl Case {
 }
 
 /// One name, the same on both ranks, for each sort of completion object.
-type Names = Vec<(Sort, RemoteComp, Sink)>;
+type NamedSinks = Vec<(Sort, RemoteComp, Sink)>;
 
-pub(crate) fn in_all_pairs(me: &Me) {
+pub(crate) fn in_all_pairs(me: &PairedRank) {
     let named = |sort| {
         let sink = Sink::new(sort);
         (sort, me.runtime.register_comp(&sink).unwrap(), sink)
     };
-    let names: Names = SORTS.into_iter().map(named).collect();
+    let names: NamedSinks = SORTS.into_iter().map(named).collect();
     let sizes = [OPERATIONS.len(), 6, 6, SIZES.len(), KINDS.len(), 2, 2, 2, 2, 2];
     let mut rng = SmallRng::seed_from_u64(me.seed);
     let drawn = if me.is_first() { rows(&sizes, &mut rng) } else { Vec::new() };
@@ -119,7 +119,7 @@ pub(crate) fn in_all_pairs(me: &Me) {
 }
 
 /// Runs this rank's side of a case.
-fn run(me: &Me, case: &Case, names: &Names) {
+fn run(me: &PairedRank, case: &Case, names: &NamedSinks) {
     let is_sender = me.runtime.rank() == case.sender;
     match (case.operation, is_sender, case.expected) {
         (Operation::Am, true, _) => send(me, case, names, || {}),
@@ -138,7 +138,7 @@ fn run(me: &Me, case: &Case, names: &Names) {
 }
 
 /// Sends, and does something as soon as that is posted.
-fn send(me: &Me, case: &Case, names: &Names, then: impl FnOnce()) {
+fn send(me: &PairedRank, case: &Case, names: &NamedSinks, then: impl FnOnce()) {
     let payload = case.payload(me.seed);
     let context = UserContext(case.number);
     let guarded = Guarded::new(case.size, 1).filled(&payload);
@@ -215,7 +215,7 @@ fn send(me: &Me, case: &Case, names: &Names, then: impl FnOnce()) {
     guarded.assert_holds(&payload);
 }
 
-fn take_am(me: &Me, case: &Case, names: &Names) {
+fn take_am(me: &PairedRank, case: &Case, names: &NamedSinks) {
     let sink = &names.iter().find(|entry| entry.0 == case.target()).unwrap().2;
     until(me.all(), || sink.count() > 0);
     me.lingers();
@@ -234,7 +234,7 @@ fn take_am(me: &Me, case: &Case, names: &Names) {
 
 /// Receives, and does something as soon as that is posted; without a completion object, before it
 /// waits for the message.
-fn receive(me: &Me, case: &Case, policy: Matching, then: impl FnOnce()) {
+fn receive(me: &PairedRank, case: &Case, policy: Matching, then: impl FnOnce()) {
     let payload = case.payload(me.seed);
     let room = case.size + case.spare;
     let guarded = Guarded::new(room, 2);

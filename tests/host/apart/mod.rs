@@ -91,7 +91,7 @@ apart! {
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(patience(LIMIT)) else { return };
-    let me = Me::start(role);
+    let me = PairedRank::start(role);
     match &*me.role.name.clone() {
         EVERY_CASE => CASES.iter().filter(|case| **case != FLOOD).try_fold(me, play),
         case => play(me, &case),
@@ -99,7 +99,7 @@ fn a_rank_in_its_role() {
 }
 
 /// Carries out a case. Returns `None` if that has ended a rank.
-fn play(me: Me, case: &&str) -> Option<Me> {
+fn play(me: PairedRank, case: &&str) -> Option<PairedRank> {
     match *case {
         "every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last_byte" => {
             messages::in_all_pairs(&me)
@@ -157,7 +157,7 @@ fn by_context(sink: &Sink) -> Vec<Status> {
 }
 
 /// A rank, and how it comes to an understanding with the other one.
-struct Me {
+struct PairedRank {
     role: Role,
     runtime: Runtime,
     peer: Rank,
@@ -169,7 +169,7 @@ struct Me {
     heard: AtomicU64,
 }
 
-impl Me {
+impl PairedRank {
     fn start(role: Role) -> Self {
         let [seed, between] = role.words[..] else { panic!("two words") };
         let device = || match role.is_far() {

@@ -1,6 +1,6 @@
 //! Many messages, both ways at once.
 
-use super::{Me, by_context};
+use super::{PairedRank, by_context};
 use crate::support::sink::{Sink, Sort};
 use crate::support::{amount, pattern, posted, until};
 use carrack::{Handler, PostError, Rank, RemoteComp, Tag, UserContext};
@@ -25,11 +25,11 @@ fn size(number: u64) -> usize {
 }
 
 /// Returns the bytes of a message, which say who has sent it.
-fn bytes(me: &Me, from: Rank, number: u64) -> Vec<u8> {
+fn bytes(me: &PairedRank, from: Rank, number: u64) -> Vec<u8> {
     pattern(me.seed ^ u64::from(from.0) << 32 ^ number, size(number))
 }
 
-pub(crate) fn both_ways(me: &Me) {
+pub(crate) fn both_ways(me: &PairedRank) {
     let (received, sent, taken) =
         (Sink::new(Sort::Queue), Sink::new(Sort::Queue), Sink::new(Sort::Queue));
     let name = me.runtime.register_comp(&taken).unwrap();
@@ -74,7 +74,7 @@ pub(crate) fn both_ways(me: &Me) {
 
 /// Runs the role: both ranks submit requests as fast as their backlogs take them. A handler replies
 /// to each, also while the backlog is full.
-pub(crate) fn flood(me: &Me) {
+pub(crate) fn flood(me: &PairedRank) {
     const REQUESTS: RemoteComp = RemoteComp::named("requests");
     const REPLIES: RemoteComp = RemoteComp::named("replies");
     let floods = amount("TEST_FLOODS", 8 * COUNT, 20 * COUNT);

@@ -1,10 +1,10 @@
 //! Collectives of the two.
 
-use super::{Me, SIZE};
+use super::{PairedRank, SIZE};
 use crate::support::pattern;
 use carrack::Rank;
 
-pub(crate) fn meet(me: &Me) {
+pub(crate) fn meet(me: &PairedRank) {
     let world = me.runtime.world();
     for round in 0..50_u64 {
         me.meet();

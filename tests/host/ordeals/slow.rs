@@ -73,7 +73,8 @@ fn a_rank_that_is_stopped_or_killed_among_eight_holds_up_no_message_between_the_
 pub(crate) fn rank(role: &Role) {
     let [seed, is_tcp] = role.words[..] else { panic!("two words") };
     let settings = if is_tcp == 1 { OverTcp::settings() } else { OverShm::settings() };
-    let me = Me { role, seed, runtime: role.runtime(settings), ended: CompQueue::new(256) };
+    let me =
+        ExchangingRank { role, seed, runtime: role.runtime(settings), ended: CompQueue::new(256) };
     me.exchange(0, SIZE);
     if me.runtime.rank() == SLOW {
         return me.is_slow();
@@ -109,7 +110,7 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &me.runtime, 0..SLOW.0);
 }
 
-struct Me<'a> {
+struct ExchangingRank<'a> {
     role: &'a Role,
     seed: u64,
     runtime: Runtime,
@@ -117,7 +118,7 @@ struct Me<'a> {
     ended: CompQueue,
 }
 
-impl Me<'_> {
+impl ExchangingRank<'_> {
     fn bytes(&self, from: Rank, number: u64, len: usize) -> Vec<u8> {
         pattern(self.seed ^ u64::from(from.0) << 40 ^ number, len)
     }

@@ -4,7 +4,6 @@ use super::*;
 use carrack::buffer::Region;
 use carrack::transports::contract::PeerMemoryError;
 use carrack::transports::mem::MemRef;
-use carrack::transports::sync::Split;
 use carrack::transports::sync::split::Piece;
 use carrack::{OpError, PeerState, Rank, Tag};
 use std::sync::atomic::AtomicUsize;
@@ -158,18 +157,6 @@ fn a_message_that_is_being_copied_when_its_deadline_passes_ends_once() {
         assert!(buffer.is_gone(), "{size}");
         assert!(play.peer.has_taken(FIN), "{size}: its sender is told");
         assert_eq!(play.peer.took(FIN).len(), 1, "{size}: once");
-    }
-}
-
-struct Splitting(Split);
-
-impl Splits for Splitting {
-    fn count(&self) -> u32 {
-        1
-    }
-
-    fn get(&self, number: u32) -> Option<&Split> {
-        (number == 0).then_some(&self.0)
     }
 }
 

@@ -5,7 +5,6 @@ use carrack::buffer::Region;
 use carrack::transports::contract::PeerMemoryError;
 use carrack::transports::gpu::{Event, EventState, GpuError};
 use carrack::transports::mem::{MemRef, WeakRegion};
-use carrack::transports::sync::Split;
 use carrack::{OpError, PeerState, Rank, Status, Tag};
 use std::time::{Duration, Instant};
 
@@ -16,18 +15,6 @@ const SPANS: [u64; 4] = [30, 300, 3000, 30_000];
 const LARGE: usize = 256 << 10;
 /// Units of a message of that length: 32 KiB each.
 const UNITS: u32 = 8;
-
-struct Splitting(Split);
-
-impl Splits for Splitting {
-    fn count(&self) -> u32 {
-        1
-    }
-
-    fn get(&self, number: u32) -> Option<&Split> {
-        (number == 0).then_some(&self.0)
-    }
-}
 
 /// The peer's memory. While the kernel copies from it for the first time, the peer takes a piece
 /// from the back, and does not write it.

@@ -17,6 +17,7 @@ use carrack::transports::contract::{
 };
 use carrack::transports::mem::copy::copy_now;
 use carrack::transports::mem::{Buffer, MemMut, PacketSource, SmallBytes};
+use carrack::transports::sync::Split;
 use carrack::{Runtime, RuntimeBuilder};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -42,6 +43,19 @@ const BROKEN: u64 = 7;
 
 /// Bytes that a message brings at most.
 const LONGEST: usize = 4096;
+
+/// The one word by which the runtime and the peer share a copy.
+struct Splitting(Split);
+
+impl Splits for Splitting {
+    fn count(&self) -> u32 {
+        1
+    }
+
+    fn get(&self, number: u32) -> Option<&Split> {
+        (number == 0).then_some(&self.0)
+    }
+}
 
 /// A message that the peer was sent.
 struct Message {

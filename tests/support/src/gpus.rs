@@ -28,13 +28,13 @@ pub fn of(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
 }
 
 /// A driver with devices, and the simulated one as itself where it is that.
-pub struct Ground {
+pub struct TestDriver {
     pub driver: Arc<dyn Driver>,
     pub fake: Option<FakeDriver>,
     pub gpus: Vec<Arc<dyn Gpu>>,
 }
 
-impl Ground {
+impl TestDriver {
     /// Starts a driver: with two devices if they are simulated, else with those that there are.
     #[allow(clippy::new_without_default, reason = "it starts a driver")]
     pub fn new() -> Self {

@@ -1,7 +1,7 @@
 //! Operations that end in the middle of a message: each ends once, gives its buffer back, and
 //! leaves nothing registered.
 
-use super::ground::{CHUNK, Ground, Kind};
+use super::ground::{CHUNK, ChunkGround, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, until_with_errors};
 use carrack::{OpError, Rank, Runtime, Tag};
@@ -11,7 +11,7 @@ use std::time::Duration;
 const SIZE: usize = 6 * CHUNK + 77;
 
 /// Begins a message, and stops it when the sender's NIC has two chunks and has not begun with them.
-fn in_the_midst(ground: &Ground) -> (Sink, Sink, HeldWork) {
+fn in_the_midst(ground: &ChunkGround) -> (Sink, Sink, HeldWork) {
     let ends =
         ground.begin((0, Kind::Vec.filled(&pattern(1, SIZE))), (1, vec![0; SIZE].into()), None);
     let held = ground.stop_in_the_midst();
@@ -39,7 +39,7 @@ fn settle_whatever(ranks: &[Runtime]) {
 #[test]
 fn a_receiver_that_goes_ends_the_send_with_its_buffer() {
     let _watchdog = Watchdog::over("a receiver that goes");
-    let mut ground = Ground::new();
+    let mut ground = ChunkGround::new();
     let (left, came, held) = in_the_midst(&ground);
     drop(held);
     drop(ground.ranks.pop());
@@ -57,7 +57,7 @@ fn a_receiver_that_goes_ends_the_send_with_its_buffer() {
 #[test]
 fn a_sender_that_goes_ends_the_receive_with_its_buffer() {
     let _watchdog = Watchdog::over("a sender that goes");
-    let mut ground = Ground::new();
+    let mut ground = ChunkGround::new();
     let (left, came, held) = in_the_midst(&ground);
     drop(held);
     drop(ground.ranks.remove(0));
@@ -76,7 +76,7 @@ fn a_sender_that_goes_ends_the_receive_with_its_buffer() {
 fn a_nic_that_is_taken_out_ends_both_sides_with_their_buffers() {
     for lost in [0, 1] {
         let _watchdog = Watchdog::over("a NIC that goes");
-        let ground = Ground::new();
+        let ground = ChunkGround::new();
         let (left, came, held) = in_the_midst(&ground);
         assert!(ground.nics[lost].remove(0));
         drop(held);
@@ -97,7 +97,7 @@ fn a_receive_past_its_deadline_ends_and_its_sender_comes_to_an_end_all_the_same(
     let _watchdog = Watchdog::over("a receive's deadline");
     // On a machine that is busy the deadline may pass before the message has met its receive.
     let met = [50, 500, 5000, 50_000].into_iter().any(|millis| {
-        let ground = Ground::new();
+        let ground = ChunkGround::new();
         let (left, came) = (Sink::keeping(), Sink::keeping());
         let recv = ground.ranks[1].post_recv(Rank(0), vec![0; SIZE], Tag(5)).comp(&came);
         assert!(recv.deadline(Duration::from_millis(millis)).try_submit().unwrap().is_posted());
@@ -128,7 +128,7 @@ fn a_receive_past_its_deadline_ends_and_its_sender_comes_to_an_end_all_the_same(
 #[test]
 fn a_send_past_its_deadline_ends_and_its_bytes_arrive_all_the_same() {
     let _watchdog = Watchdog::over("a send's deadline");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     let (left, came) = (Sink::keeping(), Sink::keeping());
     let mut recv = ground.ranks[1].post_recv(Rank(0), vec![0; SIZE], Tag(5)).comp(&came);
     assert!(recv.try_submit().unwrap().is_posted());

@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-pub(crate) struct Ground {
+pub(crate) struct ChunkGround {
     pub(crate) ranks: Vec<Runtime>,
     pub(crate) nics: Vec<Arc<SimulatedNic>>,
     pub(crate) devices: [usize; 2],
@@ -46,7 +46,7 @@ pub(crate) struct Ground {
     begun: [MemoryCounters; 2],
 }
 
-impl Ground {
+impl ChunkGround {
     pub(crate) fn new() -> Self {
         Self::with([CHUNK, CHUNK])
     }

@@ -12,7 +12,7 @@ use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, posted};
 use carrack::region::Region;
 use carrack::{Buffer, Rank, Tag};
-use ground::{CHUNK, Ground, Kind};
+use ground::{CHUNK, ChunkGround, Kind};
 
 /// One chunk and less, which goes whole; a byte more; even and odd numbers of chunks; and many.
 const SIZES: [usize; 7] =
@@ -21,7 +21,7 @@ const SIZES: [usize; 7] =
 #[test]
 fn messages_of_any_length_arrive_to_the_last_byte_from_and_into_memory_of_any_owner() {
     let _watchdog = Watchdog::over("messages in chunks");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     for (seed, size) in (0_u64..).zip(SIZES) {
         for from in Kind::ALL {
             let bytes = pattern(seed, size);
@@ -38,7 +38,7 @@ fn messages_of_any_length_arrive_to_the_last_byte_from_and_into_memory_of_any_ow
 #[test]
 fn active_messages_arrive_so_too() {
     let _watchdog = Watchdog::over("active messages in chunks");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     let arrived = Sink::keeping();
     let name = ground.ranks[1].register_comp(&arrived).unwrap();
     for (seed, size) in (0_u64..).zip(SIZES) {
@@ -61,7 +61,7 @@ fn active_messages_arrive_so_too() {
 #[test]
 fn both_sides_register_a_chunk_at_a_time_and_never_more_than_two() {
     let _watchdog = Watchdog::over("registrations in chunks");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     let (size, chunks) = (6 * CHUNK + 1, 7);
     let before = ground.counters();
     let bytes = pattern(3, size);
@@ -86,7 +86,7 @@ fn both_sides_register_a_chunk_at_a_time_and_never_more_than_two() {
 #[test]
 fn two_chunks_are_in_flight_at_once_and_the_third_waits_for_the_first() {
     let _watchdog = Watchdog::over("chunks in flight");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     let (size, bytes) = (5 * CHUNK, pattern(4, 5 * CHUNK));
     let before = ground.counters();
     let (left, came) = ground.begin((0, Kind::Vec.filled(&bytes)), (1, vec![0; size].into()), None);
@@ -102,7 +102,7 @@ fn two_chunks_are_in_flight_at_once_and_the_third_waits_for_the_first() {
 #[test]
 fn what_a_nic_knows_already_is_not_registered_again() {
     let _watchdog = Watchdog::over("registered regions");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     let (size, bytes) = (4 * CHUNK, pattern(5, 4 * CHUNK));
     let region = Region::host(size);
     region.whole().write(&bytes).unwrap();
@@ -118,7 +118,7 @@ fn what_a_nic_knows_already_is_not_registered_again() {
 #[test]
 fn many_messages_both_ways_share_a_link() {
     let _watchdog = Watchdog::over("many messages in chunks");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     let mut all = Vec::new();
     for number in 0..24_u64 {
         let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 9973);

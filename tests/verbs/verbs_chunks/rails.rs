@@ -1,6 +1,6 @@
 //! Messages that are dealt out over several NICs of a rank.
 
-use super::ground::{CHUNK, Ground, Kind};
+use super::ground::{CHUNK, ChunkGround, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, settle, until, until_with_errors};
 use carrack::transports::contract::{
@@ -16,8 +16,8 @@ use std::time::Duration;
 
 /// Returns two ranks of `devices` devices, all of which are connected. The counters of each of the
 /// receiver's devices have seen writes since.
-fn connected(devices: [usize; 2]) -> Ground {
-    let ground = Ground::over(devices, [CHUNK, CHUNK]);
+fn connected(devices: [usize; 2]) -> ChunkGround {
+    let ground = ChunkGround::over(devices, [CHUNK, CHUNK]);
     let last = devices[0].min(devices[1]) - 1;
     let mut seed = 0;
     // The first messages may end before the further connections are up.
@@ -29,14 +29,14 @@ fn connected(devices: [usize; 2]) -> Ground {
     ground
 }
 
-fn arrives(ground: &Ground, seed: u64, size: usize) {
+fn arrives(ground: &ChunkGround, seed: u64, size: usize) {
     let bytes = pattern(seed, size);
     let status = ground.send((0, Kind::Vec.filled(&bytes)), (1, vec![0; size].into()));
     assert!(status.bytes() == Some(&bytes[..]), "{size} B");
 }
 
 /// Chunks that each of the receiver's devices was written.
-fn written(ground: &Ground) -> Vec<usize> {
+fn written(ground: &ChunkGround) -> Vec<usize> {
     let written = |device| ground.counters_of(device)[1].written as usize / CHUNK;
     (0..ground.devices[0].min(ground.devices[1])).map(written).collect()
 }
@@ -153,7 +153,7 @@ fn many_messages_both_ways_share_the_nics() {
 }
 
 /// Begins a message. Each of the sender's two NICs has chunks of it, and does not begin with them.
-fn in_the_midst(ground: &Ground, size: usize) -> (Sink, Sink) {
+fn in_the_midst(ground: &ChunkGround, size: usize) -> (Sink, Sink) {
     let shown = || ground.counters_of(1)[1].to_be_written.now;
     let before = shown();
     let ends = ground.begin((0, pattern(1, size).into()), (1, vec![0; size].into()), None);
@@ -164,7 +164,7 @@ fn in_the_midst(ground: &Ground, size: usize) -> (Sink, Sink) {
 }
 
 /// Waits until both have ended, which each does once and with its buffer.
-fn both_end(ground: &Ground, ends: [&Sink; 2], size: usize) -> [carrack::Status; 2] {
+fn both_end(ground: &ChunkGround, ends: [&Sink; 2], size: usize) -> [carrack::Status; 2] {
     until_with_errors(&ground.ranks, || ends.iter().all(|end| end.count() > 0));
     let mut steps = 0;
     until_with_errors(&ground.ranks, || {
@@ -247,7 +247,7 @@ fn ranks_that_sleep_between_chunks_are_woken_whatever_nic_has_something_to_tell(
 #[test]
 fn it_is_said_over_how_many_nics_large_messages_go_and_in_what_chunks() {
     for (devices, says) in [([3, 2], ", over 2 NICs in turn"), ([1, 4], "in chunks of that size")] {
-        let ground = Ground::over(devices, [CHUNK, CHUNK]);
+        let ground = ChunkGround::over(devices, [CHUNK, CHUNK]);
         let paths = ground.ranks[0].explain(Duration::from_secs(10)).swap_remove(1);
         let host = paths.kinds.into_iter().find(|kind| kind.memory == "host").unwrap();
         assert!(

@@ -1,7 +1,7 @@
 //! NICs that register some chunks and refuse the next: written chunks stay, and the rest travels
 //! in fragments.
 
-use super::ground::{CHUNK, Ground, Kind};
+use super::ground::{CHUNK, ChunkGround, Kind};
 use crate::support::{Watchdog, pattern};
 use carrack_simulators::nic::{Call, Which};
 
@@ -9,7 +9,7 @@ const CHUNKS: usize = 5;
 const SIZE: usize = (CHUNKS - 1) * CHUNK + 1234;
 
 /// Sends, with what was ordered, and returns how many chunks the receiver's NIC has seen written.
-fn arrives(ground: &Ground, seed: u64) -> usize {
+fn arrives(ground: &ChunkGround, seed: u64) -> usize {
     let (bytes, before) = (pattern(seed, SIZE), ground.counters());
     let status = ground.send((0, Kind::Vec.filled(&bytes)), (1, vec![0; SIZE].into()));
     assert_eq!(status.bytes(), Some(&bytes[..]));
@@ -21,7 +21,7 @@ fn arrives(ground: &Ground, seed: u64) -> usize {
 #[test]
 fn the_rest_comes_part_by_part_when_the_senders_nic_refuses_the_kth_chunk() {
     let _watchdog = Watchdog::over("a sender's refusals");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     for k in 1..=CHUNKS {
         ground.nics[0].faults().fail_call(Call::RegMr, Which::Nth(k as u64), libc::ENOMEM);
         assert_eq!(arrives(&ground, k as u64), k - 1, "chunk {k}");
@@ -33,7 +33,7 @@ fn the_rest_comes_part_by_part_when_the_senders_nic_refuses_the_kth_chunk() {
 #[test]
 fn the_rest_comes_part_by_part_when_the_receivers_nic_refuses_the_kth_chunk() {
     let _watchdog = Watchdog::over("a receiver's refusals");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     for k in 1..=CHUNKS {
         ground.nics[1].faults().fail_call(Call::RegMr, Which::Nth(k as u64), libc::ENOMEM);
         // With the first it is asked for once more, and then shown whole, of which the sender
@@ -48,7 +48,7 @@ fn the_rest_comes_part_by_part_when_the_receivers_nic_refuses_the_kth_chunk() {
 #[test]
 fn both_nics_may_refuse_at_once() {
     let _watchdog = Watchdog::over("refusals on both sides");
-    let ground = Ground::new();
+    let ground = ChunkGround::new();
     for here in 1..=CHUNKS {
         for there in 2..=CHUNKS {
             ground.nics[0].faults().fail_call(Call::RegMr, Which::Nth(here as u64), libc::ENOMEM);
@@ -67,7 +67,7 @@ fn a_receiver_of_longer_chunks_is_written_to_in_those_of_the_sender() {
     let _watchdog = Watchdog::over("chunks of two lengths");
     for chunks in [[CHUNK, 64 * CHUNK], [CHUNK, 2 * CHUNK], [64 * CHUNK, CHUNK], [2 * CHUNK, CHUNK]]
     {
-        let ground = Ground::with(chunks);
+        let ground = ChunkGround::with(chunks);
         assert_eq!(arrives(&ground, 1), CHUNKS - 1);
         let most = ground.counters()[0].to_be_read.most;
         // Two at a time, or one where the NIC is quicker than who gives it the next.

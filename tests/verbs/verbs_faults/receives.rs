@@ -12,7 +12,7 @@ use std::sync::Arc;
 const PACKETS: usize = 64;
 
 /// Two ranks, the first of which sends to the second.
-struct Pair {
+struct ReceivePair {
     // Before the devices that it is of.
     link: Arc<dyn Link>,
     sides: [Side; 2],
@@ -20,7 +20,7 @@ struct Pair {
     got: u64,
 }
 
-impl Pair {
+impl ReceivePair {
     /// Creates two sides, the second of which receives into packets of that pool.
     fn with(pool: &PacketPool) -> Self {
         let (fabric, config) = (fabric(), Config::default());
@@ -86,7 +86,7 @@ fn pool(packet_size: usize) -> PacketPool {
 fn a_message_of_any_length_is_whole_however_short_the_packets_are() {
     let _watchdog = Watchdog::over("lengths");
     for packet_size in [1, 8, 39, 40, 41, 56, 100, 4096] {
-        let mut pair = Pair::with(&pool(packet_size));
+        let mut pair = ReceivePair::with(&pool(packet_size));
         for len in (0..=packet_size.min(120)).chain([packet_size]) {
             pair.pass(len);
         }
@@ -98,7 +98,7 @@ fn a_short_message_leaves_its_packet_as_it_was_and_a_longer_one_does_not() {
     let _watchdog = Watchdog::over("packets");
     for (len, are_written) in [(40, false), (41, true)] {
         let pool = pool(4096);
-        let mut pair = Pair::with(&pool);
+        let mut pair = ReceivePair::with(&pool);
         for _ in 0..4 * PACKETS {
             pair.pass(len);
         }
@@ -114,7 +114,7 @@ fn a_short_message_leaves_its_packet_as_it_was_and_a_longer_one_does_not() {
 #[test]
 fn a_rank_that_goes_to_sleep_owes_its_peers_nothing() {
     let _watchdog = Watchdog::over("credits");
-    let mut pair = Pair::with(&pool(4096));
+    let mut pair = ReceivePair::with(&pool(4096));
     while pair.send(8) {}
     // The largest number that may be in flight before the receiver polls.
     let window = pair.sent;

@@ -11,7 +11,7 @@ use carrack_simulators::nic::{Call, Config, Which};
 use std::sync::Arc;
 
 /// Two ranks, the first of which sends to the second.
-struct Pair {
+struct GatherPair {
     // Before the devices that it is of.
     link: Arc<dyn Link>,
     sides: [Side; 2],
@@ -22,7 +22,7 @@ struct Pair {
     down: Option<DownCause>,
 }
 
-impl Pair {
+impl GatherPair {
     fn new() -> Self {
         let fabric = fabric();
         let open =
@@ -98,7 +98,7 @@ fn a_hundred_messages_go_in_two_requests_and_their_sender_need_not_poll() {
     let _watchdog = Watchdog::over("requests");
     // The third request does not come: a buffer holds some sixty of them.
     for more in [true, false] {
-        let mut pair = Pair::new();
+        let mut pair = GatherPair::new();
         pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(3), libc::EIO);
         let last = |number| number == 99;
         let all = (0..100).all(|number: u64| {
@@ -117,7 +117,7 @@ fn a_hundred_messages_go_in_two_requests_and_their_sender_need_not_poll() {
 #[test]
 fn what_waits_goes_with_the_next_message_or_poll() {
     let _watchdog = Watchdog::over("polls");
-    let mut pair = Pair::new();
+    let mut pair = GatherPair::new();
     for round in 1..=60 {
         pair.gather(9);
         match round % 3 {
@@ -148,9 +148,9 @@ fn what_waits_goes_with_the_next_message_or_poll() {
 #[test]
 fn what_goes_together_arrives_when_the_receivers_packets_are_out() {
     let _watchdog = Watchdog::over("no packets");
-    let mut pair = Pair::new();
+    let mut pair = GatherPair::new();
     pair.kept = Some(Vec::new());
-    let is_short = |pair: &Pair| {
+    let is_short = |pair: &GatherPair| {
         pair.kept.iter().flatten().any(|payload| matches!(payload, Payload::Aside(_)))
     };
     while !is_short(&pair) {
@@ -173,7 +173,7 @@ fn messages_of_all_lengths_arrive_whole_and_in_order() {
     let _watchdog = Watchdog::over("lengths");
     // How many say that more follow before one does not.
     for run in [1, 2, 5, 100, usize::MAX] {
-        let mut pair = Pair::new();
+        let mut pair = GatherPair::new();
         for number in 0..3000_usize {
             // Mostly short ones; a long one sends off those before it.
             let len = [0, 8, 40, 1, 39, 24, 8, 16, 41, 7, 8, 1000][number * number % 12];
@@ -197,7 +197,7 @@ fn messages_of_all_lengths_arrive_whole_and_in_order() {
 #[test]
 fn nothing_waits_for_a_poller_that_sleeps() {
     let _watchdog = Watchdog::over("sleepers");
-    let mut pair = Pair::new();
+    let mut pair = GatherPair::new();
     for round in 1..=50 {
         loop {
             match pair.sides[0].device.arm() {
@@ -216,7 +216,7 @@ fn nothing_waits_for_a_poller_that_sleeps() {
 fn a_side_that_closes_has_sent_everything_before() {
     let _watchdog = Watchdog::over("closing");
     for closes in [false, true] {
-        let mut pair = Pair::new();
+        let mut pair = GatherPair::new();
         pair.gather(20);
         std::thread::scope(|scope| {
             let (device, link) = (pair.sides[0].device.clone(), pair.link.clone());
@@ -261,7 +261,7 @@ fn link_to_nowhere() -> Arc<dyn Link> {
 #[test]
 fn a_queue_that_is_full_for_a_moment_loses_nothing_of_what_waits() {
     let _watchdog = Watchdog::over("full queues");
-    let mut pair = Pair::new();
+    let mut pair = GatherPair::new();
     for round in 0..200 {
         pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(1 + round % 8), libc::ENOMEM);
         for number in 0..70 {
@@ -279,7 +279,7 @@ fn a_queue_that_is_full_for_a_moment_loses_nothing_of_what_waits() {
 #[test]
 fn what_waits_and_cannot_go_ends_its_connection_with_the_reason() {
     let _watchdog = Watchdog::over("refused requests");
-    let mut pair = Pair::new();
+    let mut pair = GatherPair::new();
     pair.gather(10);
     pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(1), libc::EIO);
     let cause = loop {

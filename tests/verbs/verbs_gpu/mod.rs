@@ -11,7 +11,7 @@ use crate::support::{Watchdog, pattern, sent, settle};
 use carrack::packet::GpuAllocator;
 use carrack::transports::gpu::Gpu;
 use carrack::{Rank, Tag};
-use ground::{Ground, Place};
+use ground::{GpuGround, Place};
 use std::sync::Arc;
 
 /// Lengths: one byte, inline, within a packet and above it, written by a NIC, and many parts of a
@@ -24,7 +24,7 @@ const WRITTEN: usize = 32 << 10;
 #[test]
 fn puts_and_gets_between_all_kinds_move_every_byte_and_no_engine_copies_one() {
     let _watchdog = Watchdog::over("puts and gets of GPU memory");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     for (seed, size) in (0_u64..).zip(SIZES) {
         for (here, there) in Place::PAIRS {
             let bytes = pattern(seed, size);
@@ -51,7 +51,7 @@ fn puts_and_gets_between_all_kinds_move_every_byte_and_no_engine_copies_one() {
 #[test]
 fn messages_between_all_kinds_arrive_and_no_engine_copies_those_that_the_nic_writes() {
     let _watchdog = Watchdog::over("messages of GPU memory");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     for (seed, size) in (0_u64..).zip(SIZES) {
         for (here, there) in Place::PAIRS {
             for (from, to) in [(0, 1), (1, 0)] {
@@ -73,7 +73,7 @@ fn messages_between_all_kinds_arrive_and_no_engine_copies_those_that_the_nic_wri
 #[test]
 fn active_messages_from_a_gpu_arrive_in_host_memory_and_on_a_gpu() {
     let _watchdog = Watchdog::over("active messages of GPU memory");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     let ranks = &ground.ranks;
     let allocator = GpuAllocator::on(ground.drivers[1].gpu(0).unwrap());
     let pool = ranks[1].packet_pool(Arc::new(allocator));
@@ -111,7 +111,7 @@ fn active_messages_from_a_gpu_arrive_in_host_memory_and_on_a_gpu() {
 #[test]
 fn memory_is_registered_once_for_each_allocation_and_again_when_that_is_another() {
     let _watchdog = Watchdog::over("registrations of GPU memory");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     let target = ground.empty(1, Place::Host, 4096);
     let rmr = ground.known(&target);
     let dmabufs = || ground.drivers[0].counters().dmabufs;
@@ -135,7 +135,7 @@ fn memory_is_registered_once_for_each_allocation_and_again_when_that_is_another(
 #[test]
 fn a_region_whose_registration_has_ended_is_no_longer_reached() {
     let _watchdog = Watchdog::over("a withdrawn region of GPU memory");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     let target = ground.empty(1, Place::Gpu, 4096);
     let rmr = ground.known(&target);
     let bytes = pattern(1, 4096);

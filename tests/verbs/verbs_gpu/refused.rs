@@ -1,7 +1,7 @@
 //! GPUs whose memory a NIC cannot access, or not by the first way. All bytes still arrive, and the
 //! explanation names the reason.
 
-use super::ground::{Ground, Place};
+use super::ground::{GpuGround, Place};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{Identity, PeerId, Transport};
 use carrack::transports::gpu::{Driver, RemoteWrites};
@@ -11,7 +11,7 @@ use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
 
 /// Sends bytes from each kind of memory to each other one, on any path.
-fn everything_arrives(ground: &Ground) {
+fn everything_arrives(ground: &GpuGround) {
     for (seed, size) in (0_u64..).zip([1, 5000, 40_001, 3 << 20]) {
         for (here, there) in Place::PAIRS {
             let bytes = pattern(seed, size);
@@ -31,7 +31,7 @@ fn everything_arrives(ground: &Ground) {
 #[test]
 fn without_dma_bufs_memory_is_registered_by_its_address_and_it_is_said_why() {
     let _watchdog = Watchdog::over("GPU memory by its address");
-    let ground = Ground::with(true);
+    let ground = GpuGround::with(true);
     ground.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
     everything_arrives(&ground);
     let (way, why) = ground.explained(0);
@@ -46,7 +46,7 @@ fn without_dma_bufs_memory_is_registered_by_its_address_and_it_is_said_why() {
 #[test]
 fn dma_bufs_are_what_is_taken_where_both_work() {
     let _watchdog = Watchdog::over("GPU memory by dma-bufs");
-    let ground = Ground::with(true);
+    let ground = GpuGround::with(true);
     let (way, why) = ground.explained(0);
     assert!(way.contains("by the NIC, which reaches it by a dma-buf:"), "{way}");
     assert_eq!(why, None);
@@ -55,7 +55,7 @@ fn dma_bufs_are_what_is_taken_where_both_work() {
 #[test]
 fn where_both_ways_are_refused_everything_is_staged_and_it_is_said_why() {
     let _watchdog = Watchdog::over("GPU memory that no NIC reaches");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     ground.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
     let copies = ground.copies();
     everything_arrives(&ground);
@@ -79,7 +79,7 @@ fn where_both_ways_are_refused_everything_is_staged_and_it_is_said_why() {
 fn where_only_one_side_is_reached_the_other_stages_what_it_has() {
     for refused in [0, 1] {
         let _watchdog = Watchdog::over("GPU memory that one NIC reaches");
-        let ground = Ground::new();
+        let ground = GpuGround::new();
         ground.drivers[refused].faults().refuse_dmabufs(true);
         everything_arrives(&ground);
         assert!(ground.explained(refused).1.is_some());
@@ -90,7 +90,7 @@ fn where_only_one_side_is_reached_the_other_stages_what_it_has() {
 #[test]
 fn a_gpu_that_neither_orders_nor_flushes_writes_is_left_alone() {
     let _watchdog = Watchdog::over("GPU memory whose writes are not ordered");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     let when = RemoteWrites::Unordered("said by a test".into());
     ground.drivers.iter().for_each(|driver| driver.faults().order_remote_writes(when.clone()));
     everything_arrives(&ground);
@@ -101,7 +101,7 @@ fn a_gpu_that_neither_orders_nor_flushes_writes_is_left_alone() {
 fn a_registration_that_fails_for_want_of_something_is_tried_again_and_one_that_is_refused_is_not() {
     let _watchdog = Watchdog::over("registrations that fail");
     for (errno, tried_again) in [(libc::ENOMEM, true), (libc::EOPNOTSUPP, false)] {
-        let ground = Ground::new();
+        let ground = GpuGround::new();
         let is_staged = || {
             let bytes = pattern(1, 100_000);
             let (source, target) =

@@ -1,7 +1,7 @@
 //! A GPU that does not see a NIC's writes in order is flushed before the user hears of their
 //! arrival.
 
-use super::ground::{Ground, Place};
+use super::ground::{GpuGround, Place};
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, pattern, until};
@@ -27,8 +27,8 @@ const WAYS: [Way; 6] =
 
 /// Creates a ground whose NICs hold back what they write to GPUs until they are flushed, or read
 /// from.
-fn ground(gpus_say: RemoteWrites) -> Ground {
-    let ground = Ground::new();
+fn ground(gpus_say: RemoteWrites) -> GpuGround {
+    let ground = GpuGround::new();
     for (driver, nic) in ground.drivers.iter().zip(&ground.nics) {
         driver.faults().order_remote_writes(gpus_say.clone());
         nic.faults().write_visibility(Visibility::WithRead, true);
@@ -38,7 +38,7 @@ fn ground(gpus_say: RemoteWrites) -> Ground {
 
 /// Transfers bytes to a GPU. Returns two flags: the bytes are there at the end, and their GPU was
 /// flushed.
-fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
+fn arrive(ground: &GpuGround, way: Way) -> (bool, bool) {
     let ranks = &ground.ranks;
     let len = if way == Way::SmallPut { 5 } else { LEN };
     let bytes = pattern(len as u64, len);
@@ -121,7 +121,7 @@ fn without_the_flush_it_is_not_there() {
 #[test]
 fn a_gpu_that_sees_writes_in_order_is_never_flushed() {
     let _watchdog = Watchdog::over("writes in order");
-    let ground = Ground::new();
+    let ground = GpuGround::new();
     for way in WAYS {
         assert_eq!(arrive(&ground, way), (true, false), "{way:?}");
     }

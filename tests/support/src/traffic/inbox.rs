@@ -1,6 +1,6 @@
 //! Unsolicited arrivals: active messages and notifications, counted by sender.
 
-use super::script::{Kind, Plan, Script, Tally};
+use super::script::{Plan, Script, StepKind, Tally};
 use crate::words::wrong;
 use carrack::{Handler, RemoteComp, Runtime, Status};
 use parking_lot::Mutex;
@@ -56,7 +56,7 @@ impl Inbox {
         if tag & (ACK | DONE) == 0 {
             let step = script.step(tag);
             checked(|| {
-                assert_eq!((step.kind, step.size), (Kind::Am, status.size), "{status:?}");
+                assert_eq!((step.kind, step.size), (StepKind::Am, status.size), "{status:?}");
                 assert!(status.error.is_none(), "{status:?}");
                 assert_eq!(wrong(status.bytes().unwrap(), step.salt, 0), None, "{step:?}");
             });

@@ -2,7 +2,7 @@
 //! comes back.
 
 use super::inbox::{ACK, Arrivals, DONE, Inbox};
-use super::script::{GET, Kind, Script, Step, Tally};
+use super::script::{GET, Script, Step, StepKind, Tally};
 use super::{Layout, SLOTS, Taking};
 use crate::words::{fill, wrong};
 use carrack::{
@@ -304,10 +304,10 @@ impl<'a> Lane<'a> {
     /// Begins a step. Returns `false` if that is not possible now.
     fn begin(&mut self, at: usize, step: Step) -> bool {
         match step.kind {
-            Kind::Send | Kind::Am => self.send(at, step),
-            Kind::Put { mapped } => self.put(at, step, usize::from(!mapped)),
-            Kind::Add { mapped } => self.add(at, step, usize::from(!mapped)),
-            Kind::Flush => {
+            StepKind::Send | StepKind::Am => self.send(at, step),
+            StepKind::Put { mapped } => self.put(at, step, usize::from(!mapped)),
+            StepKind::Add { mapped } => self.add(at, step, usize::from(!mapped)),
+            StepKind::Flush => {
                 let rank = self.peers[at].rank;
                 let (ended, device, context) =
                     (self.ended.clone(), self.device, UserContext(self.next));
@@ -324,7 +324,7 @@ impl<'a> Lane<'a> {
         let (runtime, rank) = (&self.at.runtime, self.peers[at].rank);
         let (ended, context) = (self.ended.clone(), UserContext(self.next));
         let tag = match step.kind {
-            Kind::Send => Tag(u64::from(self.lane) << 48 | step.number),
+            StepKind::Send => Tag(u64::from(self.lane) << 48 | step.number),
             _ => Tag(step.number),
         };
         let what = What::Message { owned };
@@ -340,11 +340,11 @@ impl<'a> Lane<'a> {
         }
         let given = if owned { buffer.take() } else { None };
         let outcome = match (step.kind, given, &buffer) {
-            (Kind::Send, Some(given), _) => called!(runtime.post_send(rank, given, tag)),
+            (StepKind::Send, Some(given), _) => called!(runtime.post_send(rank, given, tag)),
             (_, Some(given), _) => {
                 called!(runtime.post_am(rank, given, self.inbox.am).tag(tag))
             }
-            (Kind::Send, None, Some(lent)) => {
+            (StepKind::Send, None, Some(lent)) => {
                 called!(runtime.post_send(rank, &lent[..], tag))
             }
             (_, None, lent) => {
@@ -505,7 +505,7 @@ impl<'a> Lane<'a> {
 
 fn region_of(step: Step) -> usize {
     match step.kind {
-        Kind::Put { mapped } | Kind::Add { mapped } => usize::from(!mapped),
+        StepKind::Put { mapped } | StepKind::Add { mapped } => usize::from(!mapped),
         _ => 0,
     }
 }

@@ -4,7 +4,7 @@ use crate::words::mix;
 
 /// Kind of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum StepKind {
     /// A message that meets a receive.
     Send,
     /// An active message.
@@ -20,7 +20,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     pub number: u64,
-    pub kind: Kind,
+    pub kind: StepKind,
     pub size: usize,
     /// Seed of its bytes; also the addend.
     pub salt: u64,
@@ -84,16 +84,16 @@ impl Script {
             found
         };
         let kind = match below(100) {
-            0..35 => Kind::Send,
-            35..60 => Kind::Am,
-            60..75 => Kind::Put { mapped: below(2) == 0 },
-            75..98 => Kind::Add { mapped: below(2) == 0 },
-            _ => Kind::Flush,
+            0..35 => StepKind::Send,
+            35..60 => StepKind::Am,
+            60..75 => StepKind::Put { mapped: below(2) == 0 },
+            75..98 => StepKind::Add { mapped: below(2) == 0 },
+            _ => StepKind::Flush,
         };
         let large = below(100) < self.plan.large;
         let small = below(100);
         let (room, shortest) = match kind {
-            Kind::Put { .. } => (self.plan.room as u64, 1),
+            StepKind::Put { .. } => (self.plan.room as u64, 1),
             _ => (self.plan.longest as u64, 0),
         };
         let size = match small {
@@ -107,7 +107,7 @@ impl Script {
 
     /// Returns the first step from `number` on that is a message for a receive.
     pub fn next_send(&self, number: u64) -> Option<Step> {
-        (number..self.plan.steps).map(|at| self.step(at)).find(|step| step.kind == Kind::Send)
+        (number..self.plan.steps).map(|at| self.step(at)).find(|step| step.kind == StepKind::Send)
     }
 
     /// Returns all arrivals at the receiver.
@@ -115,12 +115,12 @@ impl Script {
         let mut tally = Tally::default();
         for number in 0..self.plan.steps {
             match self.step(number).kind {
-                Kind::Send | Kind::Am => tally.note(number),
-                Kind::Put { .. } => {
+                StepKind::Send | StepKind::Am => tally.note(number),
+                StepKind::Put { .. } => {
                     tally.note(number);
                     tally.note(number | GET);
                 }
-                Kind::Add { .. } | Kind::Flush => {}
+                StepKind::Add { .. } | StepKind::Flush => {}
             }
         }
         tally
@@ -129,7 +129,7 @@ impl Script {
     /// Returns the sum of all additions to the word.
     pub fn added(&self, to_mapped: bool) -> u64 {
         let steps = (0..self.plan.steps).map(|at| self.step(at));
-        let adds = steps.filter(|step| step.kind == Kind::Add { mapped: to_mapped });
+        let adds = steps.filter(|step| step.kind == StepKind::Add { mapped: to_mapped });
         adds.fold(0, |sum, step| sum.wrapping_add(step.salt))
     }
 }
@@ -142,14 +142,19 @@ fn a_script_has_steps_of_all_kinds_and_sizes_and_they_can_be_told_apart() {
     let count = |which: &dyn Fn(&Step) -> bool| steps.iter().filter(|step| which(step)).count();
     assert!(count(&|step| step.size > 8192) > 100 && count(&|step| step.size <= 40) > 500);
     assert!(count(&|step| step.size > 30_000) > 10 && steps.iter().all(|step| step.size <= 50_000));
-    for kind in
-        [Kind::Send, Kind::Am, Kind::Flush, Kind::Put { mapped: true }, Kind::Add { mapped: false }]
-    {
+    for kind in [
+        StepKind::Send,
+        StepKind::Am,
+        StepKind::Flush,
+        StepKind::Put { mapped: true },
+        StepKind::Add { mapped: false },
+    ] {
         assert!(count(&|step| step.kind == kind) > 10, "{kind:?}");
     }
     assert!(
-        count(&|step| matches!(step.kind, Kind::Put { .. }) && !(1..=20_000).contains(&step.size))
-            == 0
+        count(
+            &|step| matches!(step.kind, StepKind::Put { .. }) && !(1..=20_000).contains(&step.size)
+        ) == 0
     );
     assert_ne!(script.arrivals(), Script::new(plan, 1, 0, 0).arrivals());
     assert_ne!(script.added(true), Script::new(plan, 0, 1, 1).added(true));
