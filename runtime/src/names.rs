@@ -1,5 +1,6 @@
 //! Ranks, tags and the other names that both ends of an operation agree on.
 
+use carrack_transports::fnv;
 use std::fmt;
 
 /// A process of the job, counted from 0.
@@ -50,12 +51,7 @@ impl RemoteComp {
     /// Returns the name that [`register_comp_named`](crate::Runtime::register_comp_named) gives to
     /// an object under this text, on every rank. It is made of 31 bits of the text's hash (FNV-1a).
     pub const fn named(text: &str) -> Self {
-        let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
-        let bytes = text.as_bytes();
-        while at < bytes.len() {
-            hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01b3);
-            at += 1;
-        }
+        let hash = fnv::of(text.as_bytes());
         Self((hash ^ hash >> 32) as u32 | Self::TEXT)
     }
 

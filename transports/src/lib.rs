@@ -17,6 +17,7 @@
 //! | [`registry`] | the transports by name, and their making |
 //! | [`net`] | framed, bounded, authenticated connections between processes |
 //! | [`dynamic`] | libraries that are opened at run time |
+//! | [`fnv`] | a short hash, the same in all processes |
 //! | [`fork`] | detection of forks: is this still the process that made an object? |
 //! | [`signals`] | signals to the process that become chores of progress |
 //! | [`trial`] | attempts in a process of their own, because they may cost it its GPU context |
@@ -36,6 +37,7 @@ pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
 pub mod dynamic;
+pub mod fnv;
 pub mod fork;
 pub mod gpu;
 #[cfg(not(loom))]

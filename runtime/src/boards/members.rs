@@ -1,6 +1,7 @@
 //! The members of a group.
 
 use crate::names::Rank;
+use carrack_transports::fnv;
 
 /// The ranks of a group, in its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +47,7 @@ impl Members {
 
     /// Tells lists of members apart: FNV-1a over the ranks.
     pub(crate) fn hash(&self) -> u64 {
-        (0..self.count()).fold(0xcbf2_9ce4_8422_2325, |hash, place| {
-            (hash ^ u64::from(self.at(place).0)).wrapping_mul(0x0100_0000_01b3)
-        })
+        (0..self.count())
+            .fold(fnv::BASIS, |hash, place| fnv::with(hash, u64::from(self.at(place).0)))
     }
 }

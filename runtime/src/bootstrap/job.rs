@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use carrack_transports::fnv;
 use carrack_transports::net::random;
 use sha2::{Digest, Sha256};
 
@@ -52,9 +53,7 @@ impl fmt::Debug for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // FNV-1a folded to 16 bits. It need not be a cryptographic hash: 16 bits tell next to
         // nothing of 128.
-        let hash = self.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let hash = fnv::of(&self.0);
         let fold = (hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48)) & 0xffff;
         write!(f, "JobId(#{fold:04x})")
     }

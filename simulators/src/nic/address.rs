@@ -5,6 +5,7 @@
 //! port is found from its GID without a query.
 
 use super::LinkLayer;
+use carrack_transports::fnv;
 use std::fmt;
 
 /// 255 port addresses that belong to one process.
@@ -119,9 +120,7 @@ impl fmt::Debug for PortAddress {
 /// with their sockets, without a trace.
 pub(super) fn socket_name(fabric: &str, block: PortBlock) -> Vec<u8> {
     // FNV-1a: the name is not secret. It has to be short, and the same in all processes.
-    let hash = fabric.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = fnv::of(fabric.as_bytes());
     format!("carrack-simulated-nic-{hash:016x}-{}", block.0).into_bytes()
 }
 
