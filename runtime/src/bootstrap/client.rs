@@ -6,12 +6,12 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use carrack_transports::fork::Owner;
 use carrack_transports::net::greeting::{Carrier, Fault};
 use carrack_transports::net::packets::Channel;
 use carrack_transports::net::streams::TcpChannel;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, getpid};
 
 use super::arrivals::Arrivals;
 use super::error::{BootstrapError, Departure};
@@ -100,7 +100,7 @@ pub(super) enum Host {
 #[derive(Debug)]
 pub(super) struct Client {
     host: Host,
-    made_in: Pid,
+    owner: Owner,
     /// The descriptor of `wait_fd`: watches the socket, and answers that another thread has read.
     watch: OwnedFd,
     /// Descriptor that wakes a fence whose end another thread has read.
@@ -149,7 +149,7 @@ impl Client {
         };
         Ok(Self {
             host,
-            made_in: getpid(),
+            owner: Owner::this_process(),
             watch,
             fence_news,
             fence_turn: Mutex::new(()),
@@ -163,12 +163,8 @@ impl Client {
     fn connection(&self) -> Result<MutexGuard<'_, Connection>, BootstrapError> {
         // Calls in a forked child are an error: parent and child would read each other's answers
         // from the shared socket.
-        let used_in = getpid();
-        if used_in != self.made_in {
-            return Err(BootstrapError::Forked {
-                made_in: self.made_in.as_raw_pid(),
-                used_in: used_in.as_raw_pid(),
-            });
+        if !self.owner.is_here() {
+            return Err(BootstrapError::Forked);
         }
         let mut connection = self.connection.lock();
         connection.receive(&self.host)?;

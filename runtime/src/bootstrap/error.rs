@@ -260,15 +260,10 @@ pub enum BootstrapError {
 
     /// The bootstrap was used in a forked child.
     #[error(
-        "this bootstrap belongs to process {made_in} and was used in its forked child {used_in}; \
-         call exec in the child, or start the runtime after the fork"
+        "this process is a fork of the one that made the bootstrap: call exec in the child, or \
+         start the runtime after the fork"
     )]
-    Forked {
-        /// The process that made it.
-        made_in: i32,
-        /// The process that used it.
-        used_in: i32,
-    },
+    Forked,
 
     /// The launcher sent a frame that this program does not understand.
     #[error("the launcher sent a bad frame ({0}); build both from the same version of Carrack")]
