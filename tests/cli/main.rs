@@ -11,6 +11,7 @@
 //! | `other_launchers` | ranks of launchers with PMI, and of Slurm's variables |
 //! | `tcp_bootstrap` | ranks that find each other over TCP, by torchrun's variables |
 //! | `traces` | the traces of docs/architecture.md, by the names in the sources |
+//! | `type_names` | each type name is used once in a crate |
 
 mod cli_perf;
 mod cli_selftest;
@@ -21,5 +22,6 @@ mod mpi_programs;
 mod other_launchers;
 mod tcp_bootstrap;
 mod traces;
+mod type_names;
 
 use carrack_test_support as support;

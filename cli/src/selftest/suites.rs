@@ -93,8 +93,8 @@ const SUITES: &[Suite] = &[
 
 /// Modules of test programs that are no suites of a selftest. It runs the examples by itself, and
 /// one of its own tests would run it again. Four modules need a C compiler for the mock library.
-/// Counts of instructions, the table of rules and the guest need the source tree. Two nodes need
-/// root.
+/// Counts of instructions, the table of rules, the traces, the type names and the guest need the
+/// source tree. Two nodes need root.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &[
     "cli_selftest",
@@ -109,6 +109,7 @@ const NO_PARTS: &[&str] = &[
     "profile",
     "report",
     "traces",
+    "type_names",
     "verbs_guest",
     "verbs_instructions",
 ];
