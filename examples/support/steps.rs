@@ -10,7 +10,7 @@
 //! memory that no kernel reads.
 
 use crate::gpus::Result;
-use carrack::transports::gpu::{Event, Gpu, Stream};
+use carrack::transports::gpu::{Gpu, GpuEvent, Stream};
 use carrack::{Counter, Mr, Rank, RemoteComp, RemoteKey, Runtime, StreamCounter, WaitError};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -231,7 +231,7 @@ impl<'a, B: Block> Steps<'a, B> {
     }
 
     /// Makes progress until both events have fired.
-    fn settle(&self, [one, other]: &[Event; 2]) -> Result<()> {
+    fn settle(&self, [one, other]: &[GpuEvent; 2]) -> Result<()> {
         while !(one.query()? && other.query()?) {
             if !self.simulated {
                 self.runtime.progress()?;

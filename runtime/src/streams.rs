@@ -6,7 +6,7 @@ use crate::matching::Ticket;
 use crate::names::Rank;
 use crate::op::{Ended, Ending, Holder, PendingOp};
 use carrack_transports::gpu::Gpu;
-use carrack_transports::gpu::words::Words;
+use carrack_transports::gpu::words::GpuWords;
 use carrack_transports::mem::GpuUuid;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 /// The words of a runtime, and the counters that are made of them.
 #[derive(Default)]
 pub(crate) struct Streams {
-    words: Mutex<Vec<(GpuUuid, Arc<Words>)>>,
+    words: Mutex<Vec<(GpuUuid, Arc<GpuWords>)>>,
     /// Checked when a rank ends, this one included.
     counters: Mutex<Vec<Weak<StreamCounterState>>>,
     /// Operations that have waited for events, to tell them apart.
@@ -27,13 +27,13 @@ pub(crate) struct Streams {
 
 impl Streams {
     /// Returns the words for the streams of a GPU.
-    pub(crate) fn words(&self, gpu: &Arc<dyn Gpu>) -> Arc<Words> {
+    pub(crate) fn words(&self, gpu: &Arc<dyn Gpu>) -> Arc<GpuWords> {
         let uuid = gpu.info().uuid;
         let mut all = self.words.lock();
         if let Some((_, words)) = all.iter().find(|(other, _)| *other == uuid) {
             return words.clone();
         }
-        let words = Words::of(gpu);
+        let words = GpuWords::of(gpu);
         all.push((uuid, words.clone()));
         words
     }

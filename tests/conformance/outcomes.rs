@@ -5,7 +5,7 @@ use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::buffer::Buffer;
-use carrack::transports::gpu::{Event, EventState, GpuError};
+use carrack::transports::gpu::{EventState, GpuError, GpuEvent};
 use carrack::{
     AsCompletion, AwaitError, CompQueue, Handler, Matching, OpError, Outcome, PostError,
     ProgressError, Rank, Runtime, Synchronizer, Tag, UserContext,
@@ -264,7 +264,7 @@ impl EventState for NotYet {
 fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_error<J: Job>() {
     let ranks = J::pair();
     let comp = Synchronizer::new(1);
-    let event = Event::new(Arc::new(NotYet));
+    let event = GpuEvent::new(Arc::new(NotYet));
     let one = &ranks[1];
     for policy in [Matching::None, Matching::RankOnly, Matching::TagOnly, Matching::RankTag] {
         let (looks_at_rank, looks_at_tag) = (

@@ -4,7 +4,7 @@ use super::{AsCompletion, Completion, Status};
 use crate::error::OpError;
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
-use carrack_transports::gpu::words::Word;
+use carrack_transports::gpu::words::GpuWord;
 use carrack_transports::gpu::{GpuError, Stream};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ pub struct StreamCounter {
 
 /// The word and state of a [`StreamCounter`].
 pub(crate) struct StreamCounterState {
-    word: Word,
+    word: GpuWord,
     /// The first failure.
     error: Mutex<Option<OpError>>,
     /// The highest count that a stream waits for.
@@ -63,7 +63,7 @@ pub(crate) trait Ranks: Send + Sync {
 }
 
 impl StreamCounterState {
-    pub(crate) fn new(word: Word, ranks: Weak<dyn Ranks>) -> Self {
+    pub(crate) fn new(word: GpuWord, ranks: Weak<dyn Ranks>) -> Self {
         let (error, watched) = (Mutex::default(), Mutex::default());
         Self { word, error, awaited: AtomicU64::new(0), watched, ranks }
     }
@@ -74,7 +74,7 @@ impl StreamCounterState {
     }
 
     fn count(&self) -> u64 {
-        self.word.get() & !Word::POISON
+        self.word.get() & !GpuWord::POISON
     }
 
     /// Returns `true` if the end of a rank poisons it.
@@ -127,7 +127,7 @@ impl Drop for StreamCounterState {
 
 impl StreamCounter {
     /// The bit that poison sets in the word: above all counts.
-    pub const POISON: u64 = Word::POISON;
+    pub const POISON: u64 = GpuWord::POISON;
 
     /// Lets work that `stream` is given later begin only when the count has reached `count`.
     ///

@@ -10,7 +10,7 @@ use crate::protocol::header::Message;
 use crate::protocol::wire::Control;
 use crate::staging::StagingBlock;
 use carrack_transports::contract::Header;
-use carrack_transports::gpu::Event;
+use carrack_transports::gpu::GpuEvent;
 use carrack_transports::mem::{Buffer, Transfer};
 
 /// An operation that waits.
@@ -25,7 +25,7 @@ pub(crate) struct Parked {
 /// The state of a waiting operation.
 pub(crate) enum Stage {
     /// An event of the user's.
-    After(Event, Buffer),
+    After(GpuEvent, Buffer),
     /// The operation's turn.
     Ready(Buffer),
     /// The copy into a block of host memory.

@@ -7,10 +7,10 @@ use super::event::failed;
 use super::faults::{GpuFaults, count};
 use super::standstill::Standstill;
 use carrack_transports::gpu::copier::{
-    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident,
-    fits, fits_among_others, shared,
+    Board, Command, CopierState, CopyPiece, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES,
+    Resident, fits, fits_among_others, shared,
 };
-use carrack_transports::gpu::{Event, GpuError};
+use carrack_transports::gpu::{GpuError, GpuEvent};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,15 +61,15 @@ impl Copier {
         &self,
         resident: &Arc<Resident<ThreadLauncher>>,
         parts: Vec<CopyPart>,
-    ) -> Result<Event, (bool, Vec<CopyPart>)> {
-        let places: Vec<Place> = parts.iter().map(place).collect();
-        let fit = |&(dst, src, len): &Place| match places.len() {
+    ) -> Result<GpuEvent, (bool, Vec<CopyPart>)> {
+        let pieces: Vec<CopyPiece> = parts.iter().map(place).collect();
+        let fit = |&(dst, src, len): &CopyPiece| match pieces.len() {
             1 => fits(dst, src, len),
             _ => fits_among_others(dst, src, len),
         };
         let on_devices =
             |(dst, src, _): &CopyPart| matches!((dst, src), (End::Device(..), End::Device(..)));
-        if places.len() > PIECES || !places.iter().all(fit) || !parts.iter().all(on_devices) {
+        if pieces.len() > PIECES || !pieces.iter().all(fit) || !parts.iter().all(on_devices) {
             return Err((false, parts));
         }
         if !resident.runs() {
@@ -79,20 +79,20 @@ impl Copier {
             return Err((false, parts));
         }
         let parts_given = &resident.launcher.parts;
-        parts_given.lock().push((places.clone(), parts));
-        let given = match *places {
+        parts_given.lock().push((pieces.clone(), parts));
+        let given = match *pieces {
             [(dst, src, len)] => u32::try_from(len).ok().and_then(|len| {
                 let (dst, src) = (dst as u64, src as u64);
                 resident.give(Command { dst, src, len })
             }),
-            _ => resident.give_many(places.iter().copied()),
+            _ => resident.give_many(pieces.iter().copied()),
         };
         match given {
             Some(event) => {
                 count(&resident.launcher.faults.counts.copier_copies);
                 Ok(event)
             }
-            None => match take(parts_given, &places) {
+            None => match take(parts_given, &pieces) {
                 Some(parts) => Err((true, parts)),
                 // A kernel that is lost by now did them. Repeating them would need the ends.
                 None => {
@@ -140,16 +140,16 @@ impl Drop for EngineCopy {
 
 /// Memory of copies that were given to the kernel, held until they are done. The key is the list
 /// that the kernel will find.
-type GivenCopies = Mutex<Vec<(Vec<Place>, Vec<CopyPart>)>>;
+type GivenCopies = Mutex<Vec<(Vec<CopyPiece>, Vec<CopyPart>)>>;
 
-fn place((dst, src, len): &CopyPart) -> Place {
+fn place((dst, src, len): &CopyPart) -> CopyPiece {
     let addr = |end: &End| end.address().as_ptr() as usize;
     (addr(dst), addr(src), *len)
 }
 
-fn take(parts: &GivenCopies, places: &[Place]) -> Option<Vec<CopyPart>> {
+fn take(parts: &GivenCopies, pieces: &[CopyPiece]) -> Option<Vec<CopyPart>> {
     let mut parts = parts.lock();
-    let at = parts.iter().position(|(given, _)| given == places)?;
+    let at = parts.iter().position(|(given, _)| given == pieces)?;
     Some(parts.remove(at).1)
 }
 
@@ -212,7 +212,7 @@ fn run((board, at): (&Board, u64), generation: u64, parts: &GivenCopies, faults:
     let mut kernel = Kernel::begin(&board.page, generation);
     let copy = |command: Command| {
         // The memory is released before the end of the copies is visible.
-        for part in take(parts, &board.places(at, command)).into_iter().flatten() {
+        for part in take(parts, &board.pieces(at, command)).into_iter().flatten() {
             carry_out(part);
         }
     };

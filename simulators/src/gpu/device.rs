@@ -11,7 +11,7 @@ use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use carrack_transports::gpu::copier::Resident;
 use carrack_transports::gpu::{
-    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle,
+    Access, CopierState, DmaBuf, Extent, Flavour, Gpu, GpuError, GpuEvent, GpuInfo, Grid, Handle,
     HandleForm, HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent,
     Stream,
 };
@@ -65,7 +65,7 @@ impl FakeGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+    ) -> Result<(Result<Copy, Promise>, GpuEvent), GpuError> {
         let mut parts = Vec::with_capacity(1);
         self.add_parts(&mut parts, dst, src, len)?;
         self.together(parts)
@@ -76,7 +76,7 @@ impl FakeGpu {
     pub(super) fn checked_pieces(
         &self,
         pieces: &Pieces,
-    ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+    ) -> Result<(Result<Copy, Promise>, GpuEvent), GpuError> {
         let (dst, src) = pieces.kinds();
         let mut parts = Vec::with_capacity(pieces.count());
         for (to, from, len) in pieces.iter() {
@@ -109,7 +109,7 @@ impl FakeGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+    ) -> Result<(Result<Copy, Promise>, GpuEvent), GpuError> {
         let mut rows = Pieces::new(dst.1, src.1, 0);
         for (to, from) in grid.rows() {
             rows.push(dst.0.wrapping_add(to), src.0.wrapping_add(from), grid.count[0]);
@@ -118,7 +118,10 @@ impl FakeGpu {
     }
 
     #[allow(clippy::type_complexity, reason = "as above")]
-    fn together(&self, parts: Vec<CopyPart>) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+    fn together(
+        &self,
+        parts: Vec<CopyPart>,
+    ) -> Result<(Result<Copy, Promise>, GpuEvent), GpuError> {
         let (done, event) = Promise::new();
         if parts.is_empty() {
             return Ok((Err(done), event));
@@ -147,9 +150,9 @@ impl FakeGpu {
     /// Gives grouped copies to one of the library's own streams.
     fn give_together(
         &self,
-        checked: (Result<Copy, Promise>, Event),
+        checked: (Result<Copy, Promise>, GpuEvent),
         is_for_copier: bool,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         match checked {
             (Ok(copies), event) => {
                 if let Some(event) = self.give_to_copier_or_engine(copies, is_for_copier)? {
@@ -234,7 +237,7 @@ impl FakeGpu {
         &self,
         mut copy: Copy,
         is_for_copier: bool,
-    ) -> Result<Option<Event>, GpuError> {
+    ) -> Result<Option<GpuEvent>, GpuError> {
         let Some(resident) = self.resident()? else {
             return self.give(StreamJob::Copy(copy)).map(|()| None);
         };
@@ -353,7 +356,7 @@ unsafe impl Gpu for FakeGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         match self.checked(dst, src, len)? {
             (Ok(copy), event) => {
@@ -375,7 +378,7 @@ unsafe impl Gpu for FakeGpu {
         }
     }
 
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<GpuEvent, GpuError> {
         let checked = self.checked_pieces(pieces)?;
         let are_whole = are_at_most(&checked.0, pieces.count());
         self.give_together(checked, are_whole)
@@ -386,7 +389,7 @@ unsafe impl Gpu for FakeGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         // As with NVIDIA's driver: rows are the engine's, except a single one.
         let checked = self.checked_grid(dst, src, grid)?;
         let is_one = grid.count[1] == 1 && grid.count[2] == 1 && are_at_most(&checked.0, 1);

@@ -12,7 +12,7 @@ use super::event::Promise;
 use super::faults::GpuFaults;
 use super::memory::Alias;
 use super::standstill::Standstill;
-use carrack_transports::gpu::{Event, GpuError, Until};
+use carrack_transports::gpu::{GpuError, GpuEvent, Until};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub(super) enum StreamJob {
     Copy(Copy),
     Launch { body: KernelBody, delay: Duration },
     Record(Promise),
-    Wait(Event),
+    Wait(GpuEvent),
     Hold(Word, u64, Until),
 }
 

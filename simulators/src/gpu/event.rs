@@ -1,7 +1,7 @@
 //! State behind an event of the simulated driver: an outcome that is set once.
 
 use super::error::{DEINITIALIZED, error};
-use carrack_transports::gpu::{Event, EventState, GpuError};
+use carrack_transports::gpu::{EventState, GpuError, GpuEvent};
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, OnceLock};
 
@@ -52,9 +52,9 @@ pub(super) struct Promise(Option<Arc<FakeEvent>>);
 
 impl Promise {
     /// Creates an event, and the right to fire it.
-    pub(super) fn new() -> (Self, Event) {
+    pub(super) fn new() -> (Self, GpuEvent) {
         let state = Arc::new(FakeEvent::default());
-        (Self(Some(Arc::clone(&state))), Event::new(state))
+        (Self(Some(Arc::clone(&state))), GpuEvent::new(state))
     }
 
     /// Fires the event, or fails it.
@@ -78,7 +78,7 @@ impl Drop for Promise {
 }
 
 /// Returns an event of work that has failed.
-pub(super) fn failed(why: GpuError) -> Event {
+pub(super) fn failed(why: GpuError) -> GpuEvent {
     let (promise, event) = Promise::new();
     promise.fire(Err(why));
     event

@@ -9,7 +9,7 @@ use super::error::{
 use super::ipc::start_time;
 use super::stream::FakeStream;
 use carrack_transports::fork::Owner;
-use carrack_transports::gpu::{Event, EventState, GpuError, SharedEvent, Stream};
+use carrack_transports::gpu::{EventState, GpuError, GpuEvent, SharedEvent, Stream};
 use carrack_transports::mem::Region;
 use rustix::fs::{Mode, OFlags};
 use std::any::Any;
@@ -179,9 +179,9 @@ impl SharedEvent for FakeSharedEvent {
         })
     }
 
-    fn event(&self) -> Event {
+    fn event(&self) -> GpuEvent {
         let number = load(&self.words, RECORDED);
-        Event::new(std::sync::Arc::new(Record {
+        GpuEvent::new(std::sync::Arc::new(Record {
             words: self.words.clone(),
             maker: self.maker,
             number,

@@ -6,7 +6,7 @@ use super::event::Promise;
 use super::faults::count;
 use super::memory::Alias;
 use super::shared::Shared;
-use carrack_transports::gpu::{Event, Gpu, GpuError, GpuInfo, Grid, Pieces, Stream, Until};
+use carrack_transports::gpu::{Gpu, GpuError, GpuEvent, GpuInfo, Grid, Pieces, Stream, Until};
 use carrack_transports::mem::{MemKind, Region, RegionSlice};
 use std::fmt;
 use std::ptr::NonNull;
@@ -76,14 +76,14 @@ unsafe impl Stream for FakeStream {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let (copy, event) = self.shared.gpu("copy", self.ordinal)?.checked(dst, src, len)?;
         self.queue.give(copy.map_or_else(StreamJob::Record, StreamJob::Copy))?;
         count(&self.shared.faults.counts.copies);
         Ok(event)
     }
 
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<GpuEvent, GpuError> {
         self.give_together(self.shared.gpu("copy", self.ordinal)?.checked_pieces(pieces)?)
     }
 
@@ -92,11 +92,11 @@ unsafe impl Stream for FakeStream {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         self.give_together(self.shared.gpu("copy", self.ordinal)?.checked_grid(dst, src, grid)?)
     }
 
-    fn record(&self) -> Result<Event, GpuError> {
+    fn record(&self) -> Result<GpuEvent, GpuError> {
         let (promise, event) = Promise::new();
         self.queue.give(StreamJob::Record(promise))?;
         Ok(event)
@@ -104,7 +104,7 @@ unsafe impl Stream for FakeStream {
 
     /// Makes the stream wait for an event. An event that fails also fails the stream: later work
     /// would use data that have not arrived.
-    fn wait(&self, event: &Event) -> Result<(), GpuError> {
+    fn wait(&self, event: &GpuEvent) -> Result<(), GpuError> {
         self.queue.give(StreamJob::Wait(event.clone()))
     }
 
@@ -125,7 +125,7 @@ unsafe impl Stream for FakeStream {
         word: *const u64,
         value: u64,
         until: Until,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let word = self.word("wait_value64", word.cast_mut())?;
         let begin = || {
             self.queue.give(StreamJob::Hold(word, value, until))?;
@@ -139,7 +139,10 @@ unsafe impl Stream for FakeStream {
 }
 
 impl FakeStream {
-    fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
+    fn give_together(
+        &self,
+        checked: (Result<Copy, Promise>, GpuEvent),
+    ) -> Result<GpuEvent, GpuError> {
         let (copies, event) = checked;
         self.queue.give(copies.map_or_else(StreamJob::Record, StreamJob::Copy))?;
         count(&self.shared.faults.counts.batches);

@@ -11,7 +11,7 @@
 
 use carrack_simulators::ptx::{Block, Program, garbage};
 use carrack_transports::gpu::copier::{
-    Board, Command, Launcher, NoKernel, PIECES, Place, Resident, SHEETS, WORDS,
+    Board, Command, CopyPiece, Launcher, NoKernel, PIECES, Resident, SHEETS, WORDS,
 };
 use carrack_transports::gpu::cuda::{COPIER_KERNEL as KERNEL, COPIER_THREADS as THREADS};
 use carrack_transports::gpu::{CopierState, GpuError};
@@ -73,7 +73,7 @@ fn resident(lease: Duration) -> Arc<Resident<ProgramLauncher>> {
 }
 
 /// Gives a command until a kernel takes it, and waits for its end.
-fn done(resident: &Arc<Resident<ProgramLauncher>>, places: &[Place]) {
+fn done(resident: &Arc<Resident<ProgramLauncher>>, places: &[CopyPiece]) {
     loop {
         let given = match *places {
             [(dst, src, len)] => {

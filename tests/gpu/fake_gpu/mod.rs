@@ -18,7 +18,7 @@ mod memory;
 
 use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, FakeGpu, FakeStream, Which};
 use carrack_transports::gpu::{
-    Driver, Event, Flavour, Gpu, GpuError, Handle, HandleForm, HandleKey, Stream, Until,
+    Driver, Flavour, Gpu, GpuError, GpuEvent, Handle, HandleForm, HandleKey, Stream, Until,
 };
 use carrack_transports::mem::{AllocId, CopyError, GpuUuid, MemKind, Region};
 use children::Running;
@@ -224,7 +224,7 @@ fn payload(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-fn start_copy(gpu: &FakeGpu, dst: &Region, src: &Region, len: usize) -> Result<Event, GpuError> {
+fn start_copy(gpu: &FakeGpu, dst: &Region, src: &Region, len: usize) -> Result<GpuEvent, GpuError> {
     let (to, from) = (dst.addr() as *mut u8, src.addr() as *const u8);
     // SAFETY: the callers keep both regions until the event has fired, or free them on purpose,
     // which the simulated driver allows.

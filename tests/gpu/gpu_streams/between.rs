@@ -6,7 +6,7 @@ use crate::support::words::wrong;
 use crate::support::{Watchdog, until};
 use carrack::buffer::RegionSlice;
 use carrack::post::Post;
-use carrack::transports::gpu::{Event, Flavour, Stream};
+use carrack::transports::gpu::{Flavour, GpuEvent, Stream};
 use carrack::transports::mem::{Region, Transfer};
 use carrack::{
     CompQueue, Counter, OpError, Outcome, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status,
@@ -158,7 +158,7 @@ fn cases() -> Vec<Case> {
 fn in_order<'a, K>(
     post: Post<'a, K>,
     order: InOrder,
-    event: &Event,
+    event: &GpuEvent,
     stream: &Arc<dyn Stream>,
 ) -> Post<'a, K> {
     match order {

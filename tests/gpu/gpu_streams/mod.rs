@@ -82,7 +82,7 @@ fn raise(counter: &StreamCounter) {
     assert!(counter.as_completion().signal(status).is_ok());
 }
 
-fn is_past(event: &carrack::transports::gpu::Event) -> bool {
+fn is_past(event: &carrack::transports::gpu::GpuEvent) -> bool {
     event.query().expect("no work of the stream failed")
 }
 

@@ -8,7 +8,7 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverShm, OverSimulatedNic, Watchdog, pattern, sent, until};
 use carrack::alloc::{Scope, SharedDeviceAllocator};
 use carrack::region::{Mr, Region};
-use carrack::transports::gpu::{Event, Stream};
+use carrack::transports::gpu::{GpuEvent, Stream};
 use carrack::{
     AsCompletion, Buffer, CollectiveError, CompQueue, Counter, Handler, Outcome, PostError, Rank,
     RemoteComp, RemoteKey, Runtime, Status, StreamCounter, Tag, UserContext,
@@ -116,7 +116,7 @@ struct Objects {
     received: Sink,
     stream: Arc<dyn Stream>,
     counter: StreamCounter,
-    past: Event,
+    past: GpuEvent,
     barrier: Barrier,
 }
 

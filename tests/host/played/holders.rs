@@ -3,7 +3,7 @@
 
 use super::*;
 use carrack::packet::{GpuAllocator, PacketPool};
-use carrack::transports::gpu::{Event as GpuEvent, EventState, Flavour, Gpu, GpuError};
+use carrack::transports::gpu::{EventState, Flavour, Gpu, GpuError, GpuEvent};
 use carrack::{AsCompletion, Completion, Device, OpError, Rank, Status, StreamCounter, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver, HeldCopies};
 use std::future::Future;

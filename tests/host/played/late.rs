@@ -3,7 +3,7 @@
 use super::*;
 use carrack::buffer::Region;
 use carrack::transports::contract::PeerMemoryError;
-use carrack::transports::gpu::{Event, EventState, GpuError};
+use carrack::transports::gpu::{EventState, GpuError, GpuEvent};
 use carrack::transports::mem::{MemRef, WeakRegion};
 use carrack::{OpError, PeerState, Rank, Status, Tag};
 use std::time::{Duration, Instant};
@@ -240,7 +240,7 @@ fn a_peer_is_silent_if_a_receive_is_late_when_its_event_has_fired() {
         let until = Instant::now() + span + Duration::from_millis(1);
         let slow = Arc::new(Slow { has_fired, was_asked, until });
         let recv = play.runtime().post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&done);
-        let posted = recv.after(&Event::new(slow.clone())).deadline(span).try_submit();
+        let posted = recv.after(&GpuEvent::new(slow.clone())).deadline(span).try_submit();
         assert!(posted.unwrap().is_posted());
         slow.has_fired.store(true, Ordering::SeqCst);
         play.until(|| done.count() > 0);

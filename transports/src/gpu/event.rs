@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A future point: the end of an engine's copy, or of all work of a stream so far.
 #[derive(Clone)]
-pub struct Event(Stands);
+pub struct GpuEvent(Stands);
 
 /// Identity of an event.
 #[derive(Clone)]
@@ -17,7 +17,7 @@ enum Stands {
     In(Arc<dyn Sequence>, u64),
 }
 
-/// State behind an [`Event`]. Any thread may query it.
+/// State behind an [`GpuEvent`]. Any thread may query it.
 pub trait EventState: Any + Send + Sync {
     /// Returns `true` if it has fired. Never blocks.
     ///
@@ -55,7 +55,7 @@ pub trait Sequence: Any + Send + Sync {
     fn wait(&self, number: u64) -> Result<(), GpuError>;
 }
 
-impl Event {
+impl GpuEvent {
     /// Wraps a driver's own event.
     pub fn new(state: Arc<dyn EventState>) -> Self {
         Self(Stands::Alone(state))
@@ -113,8 +113,8 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
+impl fmt::Debug for GpuEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({:?})", self.query())
+        write!(f, "GpuEvent({:?})", self.query())
     }
 }

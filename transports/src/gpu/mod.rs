@@ -9,7 +9,7 @@
 //! Copies that are given to an engine together are in [`pieces`].
 //!
 //! A [`Driver`] lists [`Gpu`]s and classifies addresses. A [`Gpu`] allocates, copies, and exports
-//! its memory as a [`Handle`]. A [`Stream`] orders work. An [`Event`] tells that work has ended.
+//! its memory as a [`Handle`]. A [`Stream`] orders work. An [`GpuEvent`] tells that work has ended.
 
 mod access;
 pub mod copier;
@@ -34,7 +34,7 @@ pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
 pub use driver::{Driver, Extent};
 pub use error::GpuError;
-pub use event::{Event, EventState, Sequence};
+pub use event::{EventState, GpuEvent, Sequence};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 pub use pieces::{Grid, Pieces};
 pub use registration::HostRegistration;
@@ -99,7 +99,7 @@ pub enum Flavour {
 /// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is
 /// of the region's kind. That of a new allocation belongs to its region alone.
 ///
-/// An [`Event`] that a copy returns fires, or fails, only when neither end is read or written any
+/// An [`GpuEvent`] that a copy returns fires, or fails, only when neither end is read or written any
 /// more. A copy that is refused is not in flight. Its answers about an address are true, as for
 /// [`Driver`].
 ///
@@ -219,7 +219,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError>;
+    ) -> Result<GpuEvent, GpuError>;
 
     /// Starts many copies, as [`copy`](Self::copy) does one, by one call if the driver has one for
     /// that ([`how_pieces_go`](Self::how_pieces_go)). The event fires when all bytes have arrived.
@@ -230,7 +230,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// As [`copy`](Self::copy), of each of them.
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<GpuEvent, GpuError> {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}")))
     }
 
@@ -248,7 +248,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         Err(pieces::none_of("copy_grid", format_args!("{grid:?} from {} to {}", src.1, dst.1)))
     }
 

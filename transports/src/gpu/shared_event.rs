@@ -1,6 +1,6 @@
 //! Events that several processes share, and conditions of waits for words.
 
-use super::{Event, GpuError, Stream};
+use super::{GpuError, GpuEvent, Stream};
 use std::fmt;
 
 /// An event that several processes share: one records it, the others wait for the record.
@@ -13,7 +13,7 @@ pub trait SharedEvent: Send + Sync + fmt::Debug {
 
     /// Returns its last record, as an event for [`Stream::wait`] and for polling. Without a record
     /// it has fired.
-    fn event(&self) -> Event;
+    fn event(&self) -> GpuEvent;
 }
 
 /// Condition on which a stream that waits for a word goes on.

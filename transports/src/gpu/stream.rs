@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "implementations vouch for memory")]
 
 use super::pieces::{self, Grid, Pieces};
-use super::{Event, Gpu, GpuError, Until};
+use super::{Gpu, GpuError, GpuEvent, Until};
 use crate::mem::MemKind;
 use std::any::Any;
 use std::fmt;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// a write that is refused was not given to the stream.
 ///
 /// ```compile_fail,E0200
-/// # use carrack_transports::gpu::{Event, Gpu, GpuError, Stream};
+/// # use carrack_transports::gpu::{GpuEvent, Gpu, GpuError, Stream};
 /// # use std::sync::Arc;
 /// #[derive(Debug)]
 /// struct Early;
@@ -25,10 +25,10 @@ use std::sync::Arc;
 ///     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
 ///         unimplemented!()
 ///     }
-///     fn record(&self) -> Result<Event, GpuError> {
+///     fn record(&self) -> Result<GpuEvent, GpuError> {
 ///         unimplemented!()
 ///     }
-///     fn wait(&self, _: &Event) -> Result<(), GpuError> {
+///     fn wait(&self, _: &GpuEvent) -> Result<(), GpuError> {
 ///         Ok(())
 ///     }
 ///     fn synchronize(&self) -> Result<(), GpuError> {
@@ -54,7 +54,7 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let hint = format!("no copy of {len} bytes from {} to {} by a stream", src.1, dst.1);
         Err(GpuError::unsupported("copy", hint))
     }
@@ -66,7 +66,7 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// As for [`Gpu::copy_pieces`].
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<GpuEvent, GpuError> {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}, by a stream")))
     }
 
@@ -82,7 +82,7 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         Err(pieces::none_of(
             "copy_grid",
             format_args!("{grid:?} from {} to {}, by a stream", src.1, dst.1),
@@ -90,10 +90,10 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     }
 
     /// Returns an event that fires when all work given to the stream so far has ended.
-    fn record(&self) -> Result<Event, GpuError>;
+    fn record(&self) -> Result<GpuEvent, GpuError>;
 
     /// Lets later work on this stream begin only after `event` has fired.
-    fn wait(&self, event: &Event) -> Result<(), GpuError>;
+    fn wait(&self, event: &GpuEvent) -> Result<(), GpuError>;
 
     /// Blocks until all work given so far has ended.
     fn synchronize(&self) -> Result<(), GpuError>;
@@ -130,7 +130,7 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         word: *const u64,
         value: u64,
         until: Until,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
         Err(GpuError::unsupported("wait_value64", hint))
     }

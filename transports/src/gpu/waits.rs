@@ -8,7 +8,7 @@
 //! released: freeing memory, unlocking it, and closing another process's memory. A thread that
 //! makes progress would block in them for ever. So they are put off.
 
-use super::{Event, GpuError};
+use super::{GpuError, GpuEvent};
 use crate::fork::Owner;
 use parking_lot::{Mutex, RwLock};
 use std::fmt;
@@ -42,11 +42,11 @@ pub struct Waits {
     /// Locked for writing while a wait is given to a stream, which may block; a thread that frees
     /// memory does not wait for that. Locked for reading by a thread that frees memory, so that no
     /// wait is given meanwhile.
-    waiting: RwLock<Vec<(usize, Event)>>,
+    waiting: RwLock<Vec<(usize, GpuEvent)>>,
 }
 
 /// Forgets streams that have gone on. Failed work does not wait.
-fn forget_released(waiting: &mut Vec<(usize, Event)>) {
+fn forget_released(waiting: &mut Vec<(usize, GpuEvent)>) {
     waiting.retain(|(_, past)| past.query() == Ok(false));
 }
 
@@ -78,8 +78,8 @@ impl Waits {
     pub fn arm(
         &self,
         stream: usize,
-        begin: impl FnOnce() -> Result<Event, GpuError>,
-    ) -> Result<Event, GpuError> {
+        begin: impl FnOnce() -> Result<GpuEvent, GpuError>,
+    ) -> Result<GpuEvent, GpuError> {
         // Held until the wait is counted, so that no operation that the wait would block begins
         // meanwhile.
         let mut waiting = self.waiting.write();
@@ -196,9 +196,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[derive(Debug, Default)]
-    struct Flag(AtomicBool);
+    struct EventFlag(AtomicBool);
 
-    impl EventState for Flag {
+    impl EventState for EventFlag {
         fn query(&self) -> Result<bool, GpuError> {
             Ok(self.0.load(Ordering::SeqCst))
         }
@@ -208,9 +208,9 @@ mod tests {
         }
     }
 
-    fn armed(waits: &Waits, stream: usize) -> Result<Arc<Flag>, GpuError> {
-        let flag = Arc::new(Flag::default());
-        waits.arm(stream, || Ok(Event::new(flag.clone()))).map(|_| flag)
+    fn armed(waits: &Waits, stream: usize) -> Result<Arc<EventFlag>, GpuError> {
+        let flag = Arc::new(EventFlag::default());
+        waits.arm(stream, || Ok(GpuEvent::new(flag.clone()))).map(|_| flag)
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "streams are told words by address")]
 
-use super::{Event, Flavour, Gpu, GpuError, Stream, Until};
+use super::{Flavour, Gpu, GpuError, GpuEvent, Stream, Until};
 use crate::fork::Owner;
 use crate::mem::Region;
 use parking_lot::{Mutex, MutexGuard};
@@ -22,7 +22,7 @@ const STRIDE: usize = 64;
 const REMEMBERED: usize = 8;
 
 /// Words of one device, for reuse.
-pub struct Words {
+pub struct GpuWords {
     gpu: Arc<dyn Gpu>,
     places: Mutex<Places>,
 }
@@ -32,13 +32,13 @@ struct Places {
     /// Words that hold 0, and that no stream will read.
     fresh: Vec<(Region, usize)>,
     /// Words that a stream may still read.
-    used: Vec<Place>,
+    used: Vec<WordPlace>,
     /// Words of gates, which go on counting when reused.
-    gates: Vec<Place>,
+    gates: Vec<WordPlace>,
 }
 
 /// A word, and the streams that may still read it.
-struct Place {
+struct WordPlace {
     page: Region,
     offset: usize,
     /// A forked child neither reads nor writes it: pinned memory may be absent there, and the
@@ -50,7 +50,7 @@ struct Place {
 }
 
 struct Remembered {
-    waits: Vec<Event>,
+    waits: Vec<GpuEvent>,
     /// Number of waits at which ended ones are removed.
     limit: usize,
 }
@@ -61,7 +61,7 @@ impl Remembered {
     }
 }
 
-impl Place {
+impl WordPlace {
     fn at((page, offset): (Region, usize)) -> Self {
         let owner = Owner::this_process();
         Self {
@@ -115,7 +115,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WordPlace {
     fn drop(&mut self) {
         if self.owner.is_here() && !self.is_left() {
             // A stream that is held up elsewhere may read the word at any time.
@@ -128,7 +128,7 @@ impl Drop for Place {
     }
 }
 
-impl Words {
+impl GpuWords {
     /// Creates the words of a device. Allocates no memory before the first word.
     pub fn of(gpu: &Arc<dyn Gpu>) -> Arc<Self> {
         Arc::new(Self { gpu: gpu.clone(), places: Mutex::default() })
@@ -142,33 +142,33 @@ impl Words {
     ///
     /// # Errors
     /// There is no pinned memory.
-    pub fn word(self: &Arc<Self>) -> Result<Word, GpuError> {
-        Ok(Word { words: self.clone(), place: Some(self.fresh()?) })
+    pub fn word(self: &Arc<Self>) -> Result<GpuWord, GpuError> {
+        Ok(GpuWord { words: self.clone(), place: Some(self.fresh()?) })
     }
 
-    fn fresh(&self) -> Result<Place, GpuError> {
+    fn fresh(&self) -> Result<WordPlace, GpuError> {
         let mut places = self.lock();
         if places.fresh.is_empty() {
             let mut used = std::mem::take(&mut places.used);
-            for place in used.extract_if(.., Place::is_left) {
+            for place in used.extract_if(.., WordPlace::is_left) {
                 place.add(place.get().wrapping_neg());
                 places.fresh.push((place.page.clone(), place.offset));
             }
             places.used = used;
         }
         if let Some(free) = places.fresh.pop() {
-            return Ok(Place::at(free));
+            return Ok(WordPlace::at(free));
         }
         let page = self.gpu.allocate(PAGE, Flavour::Pinned)?;
         for offset in (0..PAGE).step_by(STRIDE) {
-            let place = Place::at((page.clone(), offset));
+            let place = WordPlace::at((page.clone(), offset));
             place.add(place.get().wrapping_neg());
             places.fresh.push((page.clone(), offset));
         }
         places
             .fresh
             .pop()
-            .map(Place::at)
+            .map(WordPlace::at)
             .ok_or_else(|| GpuError::unsupported("words", "no word in a page"))
     }
 
@@ -186,12 +186,12 @@ impl Words {
     }
 }
 
-impl fmt::Debug for Words {
+impl fmt::Debug for GpuWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places = self.lock();
         write!(
             f,
-            "Words({} free, {} used, of {})",
+            "GpuWords({} free, {} used, of {})",
             places.fresh.len(),
             places.used.len(),
             self.gpu.info().uuid
@@ -200,18 +200,18 @@ impl fmt::Debug for Words {
 }
 
 /// A word that counts up. Its memory is reused when the last stream is past it.
-pub struct Word {
-    words: Arc<Words>,
+pub struct GpuWord {
+    words: Arc<GpuWords>,
     /// `None` only while it is dropped.
-    place: Option<Place>,
+    place: Option<WordPlace>,
 }
 
-impl Word {
+impl GpuWord {
     /// Bit that is or-ed into a word to release all its waiters. The result exceeds every awaited
     /// value, and is ahead of it also as a signed difference.
     pub const POISON: u64 = 1 << 62;
 
-    fn place(&self) -> &Place {
+    fn place(&self) -> &WordPlace {
         match &self.place {
             Some(place) => place,
             None => unreachable!("a word has its place until it is dropped"),
@@ -265,23 +265,23 @@ fn has_reached(held: u64, value: u64) -> bool {
     held.wrapping_sub(value).cast_signed() >= 0
 }
 
-impl Drop for Word {
+impl Drop for GpuWord {
     fn drop(&mut self) {
         self.words.lock().used.extend(self.place.take());
     }
 }
 
-impl fmt::Debug for Word {
+impl fmt::Debug for GpuWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Word({:#x} at {:#x})", self.get(), self.addr())
+        write!(f, "GpuWord({:#x} at {:#x})", self.get(), self.addr())
     }
 }
 
 /// A gate holds a stream up until the gate is dropped, which opens it. So the stream goes on,
 /// whatever ends.
 pub struct Gate {
-    words: Arc<Words>,
-    place: Option<Place>,
+    words: Arc<GpuWords>,
+    place: Option<WordPlace>,
     is_shut: bool,
 }
 
@@ -289,7 +289,7 @@ impl Gate {
     /// Lets later work on a stream begin only when the gate is dropped.
     ///
     /// # Errors
-    /// As [`Word::hold`].
+    /// As [`GpuWord::hold`].
     pub fn shut(&mut self, stream: &dyn Stream) -> Result<(), GpuError> {
         let Some(place) = &self.place else { return Ok(()) };
         // One more than any value awaited before: streams that have yet to pass earlier waits find

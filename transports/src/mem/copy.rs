@@ -8,7 +8,7 @@
 #![expect(clippy::disallowed_methods, reason = "the one copy function")]
 
 use super::{MemKind, MemMut, MemRef};
-use crate::gpu::{Event, GpuError, Stream};
+use crate::gpu::{GpuError, GpuEvent, Stream};
 
 /// State of a copy that was started.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub enum Copied {
     /// The bytes are there.
     Done,
     /// An engine copies. When the event has fired, the bytes are there and both sides are free.
-    Pending(Event),
+    Pending(GpuEvent),
 }
 
 /// Reason why no copy was started. Nothing was written.

@@ -3,7 +3,7 @@
 use super::{
     Buffer, CopyError, MemKind, Region, Strided, StridedError, Transfer, copy::check_kinds,
 };
-use crate::gpu::{Event, Gpu, GpuError, Pieces, Stream};
+use crate::gpu::{Gpu, GpuError, GpuEvent, Pieces, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -193,7 +193,7 @@ impl Together {
         self.begun(begun)
     }
 
-    fn begun(self, begun: Result<Event, GpuError>) -> Result<Transfer, CopyError> {
+    fn begun(self, begun: Result<GpuEvent, GpuError>) -> Result<Transfer, CopyError> {
         let (dst, src) = self.pieces.kinds();
         let event = begun.map_err(|cause| CopyError::Engine { dst, src, cause })?;
         Ok(Transfer::in_flight(self.dst.into_buffer(), self.src.into_buffer(), event))

@@ -3,7 +3,7 @@
 use super::copy::{copy, copy_on};
 use super::{Buffer, Copied, CopyError, MemKind, MemMut, MemRef, RegionSlice};
 use crate::fork::Owner;
-use crate::gpu::{Event, GpuError, Stream};
+use crate::gpu::{GpuError, GpuEvent, Stream};
 
 /// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
 /// while an engine is at work; dropping it early waits for the engine.
@@ -18,13 +18,13 @@ pub struct Transfer {
 enum State {
     Done,
     /// The copy is with the process whose engine copies.
-    Pending(Event, Owner),
+    Pending(GpuEvent, Owner),
     Failed(Box<CopyError>),
 }
 
 impl State {
     #[inline]
-    fn pending(event: Event) -> Self {
+    fn pending(event: GpuEvent) -> Self {
         Self::Pending(event, Owner::this_process())
     }
 }
@@ -125,7 +125,7 @@ impl Transfer {
     }
 
     /// Holds a copy that was begun between parts of these buffers.
-    pub(super) fn in_flight(dst: Buffer, src: Buffer, event: Event) -> Self {
+    pub(super) fn in_flight(dst: Buffer, src: Buffer, event: GpuEvent) -> Self {
         Self { dst, src, state: State::pending(event) }
     }
 

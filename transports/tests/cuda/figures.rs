@@ -4,8 +4,8 @@
 use crate::support::{MIB, make, need, start};
 use crate::user;
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::words::Words;
-use carrack_transports::gpu::{Driver, Event, Gpu};
+use carrack_transports::gpu::words::GpuWords;
+use carrack_transports::gpu::{Driver, Gpu, GpuEvent};
 use carrack_transports::mem::{KnownMemory, MR_DEVICE, MR_HOST, MR_UNKNOWN, Region};
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -99,7 +99,7 @@ fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
 
 /// Measures the thread's time to make a stream wait for a word, as often as a ring is ahead.
 fn waits(gpu: &Arc<dyn Gpu>) {
-    let (stream, word) = (gpu.stream().unwrap(), Words::of(gpu).word().unwrap());
+    let (stream, word) = (gpu.stream().unwrap(), GpuWords::of(gpu).word().unwrap());
     let mut waited = 0;
     let time = best(40, |count| {
         for _ in 0..count {
@@ -178,7 +178,7 @@ fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
     for ahead in [16, 256, 2048] {
         let time = best(20_000, |count| {
             let mut in_flight = VecDeque::new();
-            let finish = |event: Event| while !event.query().unwrap() {};
+            let finish = |event: GpuEvent| while !event.query().unwrap() {};
             for _ in 0..count {
                 if in_flight.len() == ahead {
                     in_flight.pop_front().into_iter().for_each(finish);

@@ -3,7 +3,7 @@
 use super::support::{copy_and_check, make, need, payload, start};
 use super::user;
 use carrack_transports::gpu::{
-    Access, Driver, Event, Gpu, GpuError, Grid, HandleForm, Pieces, Rights, Stream,
+    Access, Driver, Gpu, GpuError, GpuEvent, Grid, HandleForm, Pieces, Rights, Stream,
 };
 use carrack_transports::mem::{MemKind, Region};
 use carrack_transports::trial;
@@ -146,7 +146,7 @@ fn over_borders(
     (to, from): (&Region, &Region),
     unit: usize,
     as_rows: bool,
-) -> Result<Event, GpuError> {
+) -> Result<GpuEvent, GpuError> {
     let dst = |at: usize| ((to.addr() + at) as *mut u8, to.kind());
     let src = |at: usize| ((from.addr() + at) as *const u8, from.kind());
     if as_rows {

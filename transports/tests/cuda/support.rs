@@ -1,7 +1,7 @@
 //! Devices, payloads, and regions with guards.
 
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{Driver, Event, Flavour, Gpu, GpuError};
+use carrack_transports::gpu::{Driver, Flavour, Gpu, GpuError, GpuEvent};
 use carrack_transports::mem::{CopyError, Region};
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ pub fn start(
     (dst, dst_at): (&Region, usize),
     (src, src_at): (&Region, usize),
     len: usize,
-) -> Result<Event, GpuError> {
+) -> Result<GpuEvent, GpuError> {
     let (to, from) = ((dst.addr() + dst_at) as *mut u8, (src.addr() + src_at) as *const u8);
     // SAFETY: the callers keep both regions until the event has fired, or free one on purpose
     // before they start, which the driver refuses.

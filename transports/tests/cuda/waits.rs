@@ -6,7 +6,7 @@ use crate::roles::Other;
 use crate::support::{MIB, make, need, payload};
 use crate::user;
 use carrack_transports::gpu::cuda::CudaStream;
-use carrack_transports::gpu::words::Words;
+use carrack_transports::gpu::words::GpuWords;
 use carrack_transports::gpu::{Driver, Stream};
 use carrack_transports::mem::{Region, Transfer};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn rule_a_as_many_streams_wait_as_may_and_everything_else_goes_on() {
 
 pub fn rule_a() {
     let (_, gpus) = need(1).unwrap();
-    let word = Words::of(&gpus[0]).word().unwrap();
+    let word = GpuWords::of(&gpus[0]).word().unwrap();
     let streams: Vec<_> = (0..40).map(|_| gpus[0].stream().unwrap()).collect();
     let waiting = streams.iter().take_while(|stream| word.hold(&***stream, 1).is_ok()).count();
     println!("{waiting} streams wait");
@@ -54,7 +54,7 @@ pub fn rule_b() {
     // SAFETY: the region outlives the registration.
     let registered =
         unsafe { gpus[0].register_host(host.addr().next_multiple_of(4096) as *mut u8, 4096) };
-    let (stream, word) = (gpus[0].stream().unwrap(), Words::of(&gpus[0]).word().unwrap());
+    let (stream, word) = (gpus[0].stream().unwrap(), GpuWords::of(&gpus[0]).word().unwrap());
     word.hold(&*stream, 1).unwrap();
     let began = Instant::now();
     drop((regions, registered.unwrap()));
@@ -77,7 +77,7 @@ fn rule_e_what_a_program_calls_goes_on_when_another_thread_lets_the_stream_go() 
 
 pub fn rule_e() {
     let (_, gpus) = need(1).unwrap();
-    let (stream, word) = (gpus[0].stream().unwrap(), Words::of(&gpus[0]).word().unwrap());
+    let (stream, word) = (gpus[0].stream().unwrap(), GpuWords::of(&gpus[0]).word().unwrap());
     user::set_current(user::primary(0));
     let ptr = user::alloc(MIB);
     let calls: [fn(usize); 2] = [|_| user::synchronize_all(), user::free];
@@ -112,7 +112,7 @@ pub fn copies_in_order() {
     let [src, dst] = ["plain", "plain"].map(|kind| make(&gpus[0], kind, MIB));
     let pinned = make(&gpus[0], "pinned", MIB);
     dst.whole().write(&vec![0; MIB]).unwrap();
-    let word = Words::of(&gpus[0]).word().unwrap();
+    let word = GpuWords::of(&gpus[0]).word().unwrap();
     let theirs = user::event();
     // SAFETY: an event that lives to the end of the program.
     let event = unsafe { driver.event_from_raw(theirs) }.unwrap();

@@ -6,7 +6,7 @@ use crate::error::PostError;
 use crate::names::Rank;
 use crate::progress::Core;
 use carrack_transports::gpu::words::Gate;
-use carrack_transports::gpu::{Event, EventState, Gpu, GpuError, Stream};
+use carrack_transports::gpu::{EventState, Gpu, GpuError, GpuEvent, Stream};
 use carrack_transports::mem::copy::goes_on_a_stream;
 use carrack_transports::mem::{MemKind, Region};
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 /// The order of an operation: events and a stream before it, and the stream after it.
 #[derive(Clone, Default)]
 pub(crate) struct Order {
-    after: Vec<Event>,
+    after: Vec<GpuEvent>,
     stream: Option<Arc<dyn Stream>>,
 }
 
@@ -29,7 +29,7 @@ impl<K> Post<'_, K> {
     /// A receive takes part in the matching from when its event has fired, so one that is posted
     /// later may come before it. Each put, get and atomic operation waits by itself; a flush waits
     /// for all that were posted before it.
-    pub fn after(mut self, event: &Event) -> Self {
+    pub fn after(mut self, event: &GpuEvent) -> Self {
         self.order.get_or_insert_default().after.push(event.clone());
         self
     }
@@ -60,7 +60,7 @@ impl<K> Post<'_, K> {
 
 impl Order {
     /// Returns the order after one event.
-    pub(super) fn after(event: Event) -> Self {
+    pub(super) fn after(event: GpuEvent) -> Self {
         Self { after: vec![event], stream: None }
     }
 
@@ -114,7 +114,7 @@ impl Order {
         &self,
         runtime: &Core,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<(Event, Option<Arc<dyn Completion>>), PostError> {
+    ) -> Result<(GpuEvent, Option<Arc<dyn Completion>>), PostError> {
         let mut events = self.after.clone();
         let Some(stream) = &self.stream else {
             return Ok((all(events), comp.cloned()));
@@ -132,18 +132,18 @@ impl Order {
 }
 
 /// Joins several events into one.
-fn all(mut events: Vec<Event>) -> Event {
+fn all(mut events: Vec<GpuEvent>) -> GpuEvent {
     match (events.pop(), events.is_empty()) {
         (Some(one), true) => one,
         (last, _) => {
             events.extend(last);
-            Event::new(Arc::new(All(events)))
+            GpuEvent::new(Arc::new(All(events)))
         }
     }
 }
 
 /// Event that fires when all of these have.
-struct All(Vec<Event>);
+struct All(Vec<GpuEvent>);
 
 impl EventState for All {
     fn query(&self) -> Result<bool, GpuError> {
@@ -156,7 +156,7 @@ impl EventState for All {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        self.0.iter().try_for_each(Event::wait)
+        self.0.iter().try_for_each(GpuEvent::wait)
     }
 }
 

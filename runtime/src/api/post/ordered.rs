@@ -17,12 +17,12 @@ use crate::names::{Matching, RemoteComp};
 use crate::op::{Ended, OpContext, PendingOp};
 use crate::progress::Core;
 use crate::region::RemoteKey;
-use carrack_transports::gpu::{Event, GpuError};
+use carrack_transports::gpu::{GpuError, GpuEvent};
 use std::sync::Weak;
 
 /// An operation that has not begun.
 pub(super) struct Later {
-    pub(super) ready: Event,
+    pub(super) ready: GpuEvent,
     pub(super) runtime: Weak<Core>,
     pub(super) said: Said,
     pub(super) what: OrderedOp,

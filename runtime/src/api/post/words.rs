@@ -11,7 +11,7 @@ use crate::error::PostError;
 use crate::region::AtomicError;
 use crate::region::direct::RemoteRegion;
 use carrack_transports::contract::{Op, WordChange};
-use carrack_transports::gpu::{Event, EventState, GpuError};
+use carrack_transports::gpu::{EventState, GpuError, GpuEvent};
 use std::sync::Arc;
 
 impl Post<'_, Atomic<'_>> {
@@ -37,7 +37,7 @@ impl Post<'_, Atomic<'_>> {
                 // The operation is already among those that wait.
                 true => Ok(Outcome::Retry(RetryReason::Connecting)),
                 false => {
-                    self.wait_for(&Order::after(Event::new(Arc::new(PlaceEvent(remote)))), comp)
+                    self.wait_for(&Order::after(GpuEvent::new(Arc::new(PlaceEvent(remote)))), comp)
                 }
             };
         };
@@ -65,7 +65,7 @@ impl Post<'_, Atomic<'_>> {
             Ok(Given::InFlight) => Ok(Outcome::Posted),
             Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Outcome::Retry(reason)),
             Ok(Given::Full(_)) => {
-                self.wait_for(&Order::after(Event::new(Arc::new(PlaceEvent(remote)))), comp)
+                self.wait_for(&Order::after(GpuEvent::new(Arc::new(PlaceEvent(remote)))), comp)
             }
             Ok(Given::Refused(why)) => Err(unreachable(why)),
             // The rank itself may be up: the link of messages reports its end.

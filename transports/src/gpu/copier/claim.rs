@@ -23,9 +23,9 @@ const LOOKS: u32 = 1000;
 
 /// A process's claim on a GPU.
 #[derive(Debug)]
-pub struct Claim(Listener);
+pub struct GpuClaim(Listener);
 
-impl Claim {
+impl GpuClaim {
     /// Claims a GPU.
     ///
     /// # Errors
@@ -117,10 +117,10 @@ mod tests {
 
     #[test]
     fn of_two_who_claim_a_gpu_neither_has_it() {
-        let first = Claim::of(gpu(1)).unwrap();
+        let first = GpuClaim::of(gpu(1)).unwrap();
         assert_eq!(first.check(), Ok(()));
         let own = format!("process {}", std::process::id());
-        let why = Claim::of(gpu(1)).unwrap_err();
+        let why = GpuClaim::of(gpu(1)).unwrap_err();
         assert!(why.contains(&own) && why.contains("CUDA_VISIBLE_DEVICES"), "{why}");
         let why = first.check().unwrap_err();
         assert!(why.contains(&own), "{why}");
@@ -128,16 +128,16 @@ mod tests {
 
     #[test]
     fn claims_on_two_gpus_are_two_and_end_with_their_holders() {
-        let (first, second) = (Claim::of(gpu(2)).unwrap(), Claim::of(gpu(3)).unwrap());
+        let (first, second) = (GpuClaim::of(gpu(2)).unwrap(), GpuClaim::of(gpu(3)).unwrap());
         assert_eq!((first.check(), second.check()), (Ok(()), Ok(())));
         drop(first);
-        assert_eq!(Claim::of(gpu(2)).unwrap().check(), Ok(()));
+        assert_eq!(GpuClaim::of(gpu(2)).unwrap().check(), Ok(()));
     }
     #[test]
     fn who_has_the_name_and_does_not_listen_yet_is_knocked_for_when_it_does() {
         let first = bound(gpu(4));
         let mut pauses = 0;
-        let second = Claim::pausing(gpu(4), || {
+        let second = GpuClaim::pausing(gpu(4), || {
             pauses += 1;
             listen(&first, 1).unwrap();
         });
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn who_gives_the_name_up_before_it_listens_leaves_it_to_the_next() {
         let mut first = Some(bound(gpu(5)));
-        assert_eq!(Claim::pausing(gpu(5), || first = None).unwrap().check(), Ok(()));
+        assert_eq!(GpuClaim::pausing(gpu(5), || first = None).unwrap().check(), Ok(()));
     }
 
     /// Runs a function as another user, if this user may become another.
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_process_of_another_user_that_knocks_does_not_cost_the_claim() {
-        let first = Claim::of(gpu(7)).unwrap();
+        let first = GpuClaim::of(gpu(7)).unwrap();
         let name = name(gpu(7));
         let Some(knocked) = as_another_user(|| Channel::connect(name.as_bytes())) else {
             return println!("not tested: this user cannot become another");
@@ -180,10 +180,10 @@ mod tests {
         let Some(taken) = as_another_user(|| Listener::bind(name.as_bytes()).unwrap()) else {
             return println!("not tested: this user cannot become another");
         };
-        let why = Claim::of(gpu(8)).unwrap_err();
+        let why = GpuClaim::of(gpu(8)).unwrap_err();
         assert!(why.contains("of user 65534"), "{why}");
         drop(taken);
-        assert!(Claim::of(gpu(8)).is_ok());
+        assert!(GpuClaim::of(gpu(8)).is_ok());
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         let _first = bound(gpu(6));
         let mut pauses = 0;
         assert!(
-            Claim::pausing(gpu(6), || pauses += 1).unwrap_err().contains("CUDA_VISIBLE_DEVICES")
+            GpuClaim::pausing(gpu(6), || pauses += 1).unwrap_err().contains("CUDA_VISIBLE_DEVICES")
         );
         assert_eq!(pauses, LOOKS);
     }

@@ -1,9 +1,9 @@
 //! The host's side: giving copies to the kernel, and launching it.
 
 use super::lease::{Given, give};
-use super::list::{Board, PIECES, Place};
+use super::list::{Board, CopyPiece, PIECES};
 use super::page::{Command, LINES, Page};
-use crate::gpu::{CopierState, Event, GpuError, Sequence};
+use crate::gpu::{CopierState, GpuError, GpuEvent, Sequence};
 use parking_lot::Mutex;
 use std::fmt;
 use std::ops::Deref;
@@ -70,7 +70,7 @@ pub struct Resident<L: Launcher> {
     board: L::Board,
     /// Launches the kernels.
     pub launcher: L,
-    turn: Mutex<Turn>,
+    turn: Mutex<LaunchState>,
     /// The number of the last command that was given.
     given: AtomicU64,
     /// Queries of answers that had not come.
@@ -83,7 +83,7 @@ pub struct Resident<L: Launcher> {
 
 /// Lock that is held while a thread gives a command, or launches a kernel.
 #[derive(Default)]
-struct Turn {
+struct LaunchState {
     /// The last kernel that was launched.
     generation: u64,
     /// The last kernel that was asked to leave.
@@ -117,24 +117,24 @@ impl<L: Launcher> Resident<L> {
     }
 
     /// Gives a copy to the kernel, if one is known to run. `None`: the caller does the copy.
-    pub fn give(self: &Arc<Self>, command: Command) -> Option<Event> {
+    pub fn give(self: &Arc<Self>, command: Command) -> Option<GpuEvent> {
         self.give_numbered(|_| command)
     }
 
     /// Gives the kernel up to [`PIECES`] copies at once: with one number, and so one event.
     pub fn give_many(
         self: &Arc<Self>,
-        places: impl ExactSizeIterator<Item = Place>,
-    ) -> Option<Event> {
-        if places.len() > PIECES {
+        pieces: impl ExactSizeIterator<Item = CopyPiece>,
+    ) -> Option<GpuEvent> {
+        if pieces.len() > PIECES {
             return None;
         }
         let at = self.launcher.address_of_board();
-        self.give_numbered(|number| self.board.write(at, number, places))
+        self.give_numbered(|number| self.board.write(at, number, pieces))
     }
 
     #[inline]
-    fn give_numbered(self: &Arc<Self>, command: impl FnOnce(u64) -> Command) -> Option<Event> {
+    fn give_numbered(self: &Arc<Self>, command: impl FnOnce(u64) -> Command) -> Option<GpuEvent> {
         if self.failed.get().is_some() {
             return None;
         }
@@ -159,7 +159,7 @@ impl<L: Launcher> Resident<L> {
             Given::Taken => {
                 drop(turn);
                 self.copies.fetch_add(1, Ordering::Relaxed);
-                Some(Event::numbered(Arc::clone(self) as Arc<dyn Sequence>, number))
+                Some(GpuEvent::numbered(Arc::clone(self) as Arc<dyn Sequence>, number))
             }
             Given::TakenBack => None,
             Given::Lost => {

@@ -13,7 +13,7 @@ pub const PIECES: usize = 1024;
 const MANY: u32 = 1 << 31;
 
 /// Target, source and length of a copy.
-pub type Place = (usize, usize, usize);
+pub type CopyPiece = (usize, usize, usize);
 
 /// Position of a piece's length in the word of its target. All pieces are shorter than 2 KiB, and
 /// no device has memory beyond 8 PiB. Two words a piece instead of three save a third of the
@@ -27,7 +27,7 @@ pub(super) fn is_listed(targets: usize, longest: usize) -> bool {
 
 #[repr(C)]
 #[derive(Debug)]
-struct List([[AtomicU64; 2]; PIECES]);
+struct PieceList([[AtomicU64; 2]; PIECES]);
 
 /// The memory that host and kernel share.
 #[repr(C, align(4096))]
@@ -36,7 +36,7 @@ pub struct Board {
     /// Commands and answers.
     pub page: Page,
     /// One list for each of [`LINES`].
-    lists: [List; 4],
+    lists: [PieceList; 4],
 }
 
 #[cfg(not(loom))]
@@ -56,7 +56,8 @@ impl Default for Board {
 impl Board {
     /// Makes an empty board.
     pub fn new() -> Self {
-        let list = |_| List(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
+        let list =
+            |_| PieceList(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
         Self { page: Page::new(), lists: std::array::from_fn(list) }
     }
 
@@ -64,10 +65,15 @@ impl Board {
     /// that line has been answered. `board`: the kernel's address of this. Callers give at most
     /// [`PIECES`] pieces, each of which `is_listed`.
     #[inline]
-    pub fn write(&self, board: u64, number: u64, places: impl Iterator<Item = Place>) -> Command {
+    pub fn write(
+        &self,
+        board: u64,
+        number: u64,
+        pieces: impl Iterator<Item = CopyPiece>,
+    ) -> Command {
         let line = number % LINES;
         let mut count = 0;
-        for (words, (dst, src, len)) in self.list(line).0.iter().zip(places) {
+        for (words, (dst, src, len)) in self.list(line).0.iter().zip(pieces) {
             // Relaxed: the command, which is written afterwards, has release order.
             let [to, from] = words;
             to.store(dst as u64 | (len as u64) << LEN_AT, Ordering::Relaxed);
@@ -75,17 +81,17 @@ impl Board {
             count += 1;
         }
         let lists = board + std::mem::offset_of!(Self, lists) as u64;
-        Command { dst: 0, src: lists + line * size_of::<List>() as u64, len: MANY | count }
+        Command { dst: 0, src: lists + line * size_of::<PieceList>() as u64, len: MANY | count }
     }
 
     /// Returns the copies that a command names, as a kernel finds them.
-    pub fn places(&self, board: u64, command: Command) -> Vec<Place> {
+    pub fn pieces(&self, board: u64, command: Command) -> Vec<CopyPiece> {
         let Command { dst, src, len } = command;
         if len & MANY == 0 {
             return vec![(place(dst), place(src), len as usize)];
         }
         let lists = board + std::mem::offset_of!(Self, lists) as u64;
-        let line = src.wrapping_sub(lists) / size_of::<List>() as u64;
+        let line = src.wrapping_sub(lists) / size_of::<PieceList>() as u64;
         let read = |words: &[AtomicU64; 2]| {
             let [to, from] = words.each_ref().map(|word| word.load(Ordering::Relaxed));
             (place(to & ((1 << LEN_AT) - 1)), place(from), place(to >> LEN_AT))
@@ -93,7 +99,7 @@ impl Board {
         self.list(line).0.iter().take((len & !MANY) as usize).map(read).collect()
     }
 
-    fn list(&self, line: u64) -> &List {
+    fn list(&self, line: u64) -> &PieceList {
         let [first, second, third, fourth] = &self.lists;
         match line {
             0 => first,
@@ -118,27 +124,27 @@ mod tests {
         let bits = (1 << LEN_AT) - 1;
         assert!(is_listed(bits, 2047) && !is_listed(bits + 1, 1) && !is_listed(0, 2048));
         let (board, at) = (Board::new(), 0x7f00_0000_1000);
-        let places = [(bits, usize::MAX, 2047), (0, 0, 0)];
-        let command = board.write(at, 1, places.into_iter());
-        assert_eq!(board.places(at, command), places);
+        let pieces = [(bits, usize::MAX, 2047), (0, 0, 0)];
+        let command = board.write(at, 1, pieces.into_iter());
+        assert_eq!(board.pieces(at, command), pieces);
     }
 
     #[test]
     fn a_list_is_found_by_its_command_and_lists_of_four_commands_do_not_meet() {
         let (board, at) = (Board::new(), 0x7f00_0000_1000);
-        let places = |number: usize| {
+        let pieces = |number: usize| {
             (0..PIECES - number).map(move |piece| (number << 20 | piece, piece << 7, number))
         };
         let commands =
-            [5_u8, 6, 7, 8].map(|number| board.write(at, number.into(), places(number.into())));
+            [5_u8, 6, 7, 8].map(|number| board.write(at, number.into(), pieces(number.into())));
         for (command, number) in commands.iter().zip(5..) {
-            assert_eq!(board.places(at, *command), places(number).collect::<Vec<_>>(), "{number}");
+            assert_eq!(board.pieces(at, *command), pieces(number).collect::<Vec<_>>(), "{number}");
         }
         assert_eq!(
-            board.write(at, 9, places(9)).src,
+            board.write(at, 9, pieces(9)).src,
             commands[0].src,
             "the fifth has the line of the first"
         );
-        assert_eq!(board.places(at, Command { dst: 3, src: 4, len: 5 }), [(3, 4, 5)]);
+        assert_eq!(board.pieces(at, Command { dst: 3, src: 4, len: 5 }), [(3, 4, 5)]);
     }
 }

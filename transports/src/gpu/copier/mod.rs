@@ -25,10 +25,10 @@ mod lease;
 mod list;
 mod page;
 
-pub use claim::{Claim, shared};
+pub use claim::{GpuClaim, shared};
 pub use host::{Launcher, NoKernel, Resident};
 pub use lease::Kernel;
-pub use list::{Board, PIECES, Place};
+pub use list::{Board, CopyPiece, PIECES};
 pub use page::{Command, Page, SHEETS, WORDS};
 
 use std::time::Duration;

@@ -37,17 +37,17 @@ const STOP: usize = 7;
 
 #[repr(C, align(64))]
 #[derive(Debug)]
-struct Line([AtomicU64; 8]);
+struct SheetLine([AtomicU64; 8]);
 
 /// One line for each of [`LINES`].
 #[repr(C)]
 #[derive(Debug)]
-struct Sheet([Line; 4]);
+struct Sheet([SheetLine; 4]);
 
 /// The kernel's answers. Only the kernel writes them, except `answered` while there is no kernel.
 #[repr(C, align(64))]
 #[derive(Debug)]
-struct Told {
+struct KernelAnswers {
     /// The number of the last command that is done.
     answered: AtomicU64,
     /// The last generation that has begun.
@@ -63,14 +63,14 @@ struct Told {
 #[derive(Debug)]
 pub struct Page {
     sheets: [Sheet; SHEETS],
-    told: Told,
+    answers: KernelAnswers,
 }
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Page>() == 4096);
     assert!(size_of::<Sheet>() == 256);
-    assert!(std::mem::offset_of!(Page, told) == 1024);
+    assert!(std::mem::offset_of!(Page, answers) == 1024);
 };
 
 impl Default for Page {
@@ -83,10 +83,15 @@ impl Page {
     /// Makes a page without a command.
     pub fn new() -> Self {
         let word = || AtomicU64::new(0);
-        let line = |_| Line(std::array::from_fn(|_| word()));
+        let line = |_| SheetLine(std::array::from_fn(|_| word()));
         Self {
             sheets: std::array::from_fn(|_| Sheet(std::array::from_fn(line))),
-            told: Told { answered: word(), begun: word(), leaving: word(), gone: word() },
+            answers: KernelAnswers {
+                answered: word(),
+                begun: word(),
+                leaving: word(),
+                gone: word(),
+            },
         }
     }
 
@@ -118,30 +123,30 @@ impl Page {
     /// arrived.
     #[inline]
     pub fn answered(&self) -> u64 {
-        self.told.answered.load(Ordering::Acquire)
+        self.answers.answered.load(Ordering::Acquire)
     }
 
     /// Marks a command as answered that no kernel will do. There is no kernel.
     pub fn take_back(&self, number: u64) {
-        self.told.answered.store(number, Ordering::Release);
+        self.answers.answered.store(number, Ordering::Release);
     }
 
     /// Returns the last generation that has begun.
     #[inline]
     pub fn begun(&self) -> u64 {
-        self.told.begun.load(Ordering::Acquire)
+        self.answers.begun.load(Ordering::Acquire)
     }
 
     /// Returns the last generation that has begun to leave.
     #[inline]
     pub fn leaving(&self) -> u64 {
-        self.told.leaving.load(Ordering::Acquire)
+        self.answers.leaving.load(Ordering::Acquire)
     }
 
     /// Returns the last generation that has gone.
     #[inline]
     pub fn gone(&self) -> u64 {
-        self.told.gone.load(Ordering::Acquire)
+        self.answers.gone.load(Ordering::Acquire)
     }
 
     // ---- the kernel -----------------------------------------------------------------------------
@@ -167,19 +172,19 @@ impl Page {
     }
 
     pub(super) fn answer(&self, number: u64) {
-        self.told.answered.store(number, Ordering::Release);
+        self.answers.answered.store(number, Ordering::Release);
     }
 
     pub(super) fn begin(&self, generation: u64) {
-        self.told.begun.store(generation, Ordering::Release);
+        self.answers.begun.store(generation, Ordering::Release);
     }
 
     pub(super) fn leave(&self, generation: u64) {
-        self.told.leaving.store(generation, Ordering::Release);
+        self.answers.leaving.store(generation, Ordering::Release);
     }
 
     pub(super) fn go(&self, generation: u64) {
-        self.told.gone.store(generation, Ordering::Release);
+        self.answers.gone.store(generation, Ordering::Release);
     }
 }
 

@@ -6,7 +6,7 @@
 use super::error::{self, MISSING_CALL, NOT_READY};
 use super::rows::{Copy2d, Copy3d, CopyAttributes};
 use super::sys::{
-    AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr,
+    AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, CuDevice, DevicePtr,
     EventHandle, FunctionHandle, Location, MemOp, ModuleHandle, PoolHandle, PoolProps,
     StreamHandle, Uuid,
 };
@@ -117,21 +117,21 @@ calls! {
     get_error_name(code: c_int, name: *mut *const c_char) = "cuGetErrorName";
 
     device_get_count(count: *mut c_int) = "cuDeviceGetCount";
-    device_get(device: *mut Device, ordinal: c_int) = "cuDeviceGet";
-    device_get_name(name: *mut c_char, len: c_int, device: Device) = "cuDeviceGetName";
-    device_get_uuid(uuid: *mut Uuid, device: Device) = "cuDeviceGetUuid_v2" or "cuDeviceGetUuid";
-    device_get_pci_bus_id(id: *mut c_char, len: c_int, device: Device) = "cuDeviceGetPCIBusId";
-    device_total_mem(bytes: *mut usize, device: Device) = "cuDeviceTotalMem_v2";
-    device_get_attribute(value: *mut c_int, attribute: c_int, device: Device)
+    device_get(device: *mut CuDevice, ordinal: c_int) = "cuDeviceGet";
+    device_get_name(name: *mut c_char, len: c_int, device: CuDevice) = "cuDeviceGetName";
+    device_get_uuid(uuid: *mut Uuid, device: CuDevice) = "cuDeviceGetUuid_v2" or "cuDeviceGetUuid";
+    device_get_pci_bus_id(id: *mut c_char, len: c_int, device: CuDevice) = "cuDeviceGetPCIBusId";
+    device_total_mem(bytes: *mut usize, device: CuDevice) = "cuDeviceTotalMem_v2";
+    device_get_attribute(value: *mut c_int, attribute: c_int, device: CuDevice)
         = "cuDeviceGetAttribute";
-    device_can_access_peer(can: *mut c_int, device: Device, peer: Device) = "cuDeviceCanAccessPeer";
-    device_get_p2p_attribute(value: *mut c_int, attribute: c_int, from: Device, to: Device)
+    device_can_access_peer(can: *mut c_int, device: CuDevice, peer: CuDevice) = "cuDeviceCanAccessPeer";
+    device_get_p2p_attribute(value: *mut c_int, attribute: c_int, from: CuDevice, to: CuDevice)
         = "cuDeviceGetP2PAttribute";
-    device_primary_ctx_retain(context: *mut ContextHandle, device: Device)
+    device_primary_ctx_retain(context: *mut ContextHandle, device: CuDevice)
         = "cuDevicePrimaryCtxRetain";
-    device_primary_ctx_release(device: Device)
+    device_primary_ctx_release(device: CuDevice)
         = "cuDevicePrimaryCtxRelease_v2" or "cuDevicePrimaryCtxRelease";
-    device_primary_ctx_get_state(device: Device, flags: *mut c_uint, active: *mut c_int)
+    device_primary_ctx_get_state(device: CuDevice, flags: *mut c_uint, active: *mut c_int)
         = "cuDevicePrimaryCtxGetState";
 
     ctx_get_current(context: *mut ContextHandle) = "cuCtxGetCurrent";
@@ -141,7 +141,7 @@ calls! {
     ctx_get_id(context: ContextHandle, id: *mut c_ulonglong) = "cuCtxGetId";
     ctx_get_flags(flags: *mut c_uint) = "cuCtxGetFlags";
     ctx_set_flags(flags: c_uint) = "cuCtxSetFlags";
-    ctx_get_device(device: *mut Device) = "cuCtxGetDevice";
+    ctx_get_device(device: *mut CuDevice) = "cuCtxGetDevice";
     ctx_enable_peer_access(peer: ContextHandle, flags: c_uint) = "cuCtxEnablePeerAccess";
 
     mem_get_address_range(base: *mut DevicePtr, len: *mut usize, ptr: DevicePtr)

@@ -3,7 +3,7 @@
 use super::calls::Calls;
 use super::capture::Relaxed;
 use super::error::{CONTEXT_IS_DESTROYED, error, is_gone, released};
-use super::sys::{self, ContextHandle, Device, DevicePtr, pointer};
+use super::sys::{self, ContextHandle, CuDevice, DevicePtr, pointer};
 use crate::fork::Owner;
 use crate::gpu::GpuError;
 
@@ -13,7 +13,7 @@ use crate::gpu::GpuError;
 pub(super) struct Context {
     pub(super) calls: &'static Calls,
     pub(super) raw: ContextHandle,
-    pub(super) device: Device,
+    pub(super) device: CuDevice,
     hold: Hold,
     owner: Owner,
     /// Set if synchronous calls on this context's memory wait until the bytes are written (gpu.md,
@@ -64,7 +64,7 @@ impl Context {
     }
 
     /// Returns the device's primary context, which is created if it does not exist.
-    pub(super) fn primary(calls: &'static Calls, device: Device) -> Result<Self, GpuError> {
+    pub(super) fn primary(calls: &'static Calls, device: CuDevice) -> Result<Self, GpuError> {
         let (mut raw, _relaxed) = (ContextHandle::NULL, Relaxed::enter(calls));
         // SAFETY: the place for the answer is ours; the count taken is given back by `Drop`.
         unsafe { calls.device_primary_ctx_retain(&raw mut raw, device) }?;
@@ -76,7 +76,7 @@ impl Context {
     pub(super) fn adopted(
         calls: &'static Calls,
         raw: ContextHandle,
-        device: Device,
+        device: CuDevice,
     ) -> Result<Self, GpuError> {
         let mut context = Self::holding(Hold::Nothing, calls, raw, device);
         let (mut anchor, mut id) = (0, 0_u64);
@@ -96,7 +96,7 @@ impl Context {
         Self::holding(Hold::Nothing, calls, raw, 0)
     }
 
-    fn holding(hold: Hold, calls: &'static Calls, raw: ContextHandle, device: Device) -> Self {
+    fn holding(hold: Hold, calls: &'static Calls, raw: ContextHandle, device: CuDevice) -> Self {
         Self { calls, raw, device, hold, owner: Owner::this_process(), sync_memops: false }
     }
 

@@ -7,10 +7,10 @@ use super::error::released;
 use super::home::Home;
 use super::sys::{self, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::gpu::copier::{
-    Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, NoKernel, PIECES, Resident, fits,
+    Board, Command, CopierState, GpuClaim, LEASE, LIFE, Launcher, NoKernel, PIECES, Resident, fits,
     fits_among_others,
 };
-use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
+use crate::gpu::{GpuError, GpuEvent, GpuInfo, Pieces};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ffi::c_void;
 use std::fmt;
@@ -34,7 +34,7 @@ pub(super) struct Copier {
 /// Outcome of offering a copy.
 pub(super) enum Offered {
     /// The kernel makes the copy.
-    Taken(Event),
+    Taken(GpuEvent),
     /// The kernel would have taken it, but none runs.
     NoKernel,
     /// An engine has to do it.
@@ -128,7 +128,7 @@ impl Home {
     ///
     /// # Errors
     /// The reason why there is no copier, for reports.
-    pub(super) fn claim_for_copier(&self, info: &GpuInfo) -> Result<Arc<Claim>, String> {
+    pub(super) fn claim_for_copier(&self, info: &GpuInfo) -> Result<Arc<GpuClaim>, String> {
         let claim = || {
             check(self.calls(), self.context.device)?;
             if !self.context.is_primary() {
@@ -140,7 +140,7 @@ impl Home {
                         .into(),
                 );
             }
-            Claim::of(info.uuid).map(Arc::new)
+            GpuClaim::of(info.uuid).map(Arc::new)
         };
         self.claim.get_or_init(claim).clone()
     }
@@ -174,12 +174,12 @@ impl Home {
 }
 
 /// Returns the state that is known before the device is used.
-pub(super) fn before_use(calls: &Calls, device: sys::Device) -> CopierState {
+pub(super) fn before_use(calls: &Calls, device: sys::CuDevice) -> CopierState {
     check(calls, device).map_or_else(CopierState::Refused, |()| CopierState::Wanted)
 }
 
 /// Checks what can be checked without a context.
-fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
+fn check(calls: &Calls, device: sys::CuDevice) -> Result<(), String> {
     if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| set == "1") {
         // Each launch would wait for the kernel's end.
         return Err("CUDA_LAUNCH_BLOCKING=1 has the program wait for every kernel: unset it".into());
@@ -215,14 +215,18 @@ fn new_board() -> Result<&'static Board, String> {
 pub(super) struct Launch {
     /// Weak, since the home owns the copier.
     home: Weak<Home>,
-    claim: Arc<Claim>,
+    claim: Arc<GpuClaim>,
     board: DevicePtr,
     stream: StreamHandle,
     function: FunctionHandle,
 }
 
 impl Launch {
-    fn load(home: &Arc<Home>, board: &'static Board, claim: Arc<Claim>) -> Result<Self, GpuError> {
+    fn load(
+        home: &Arc<Home>,
+        board: &'static Board,
+        claim: Arc<GpuClaim>,
+    ) -> Result<Self, GpuError> {
         let calls = home.calls();
         let _current = home.context.enter()?;
         let host: *mut c_void = std::ptr::from_ref(board).cast_mut().cast();
@@ -237,7 +241,11 @@ impl Launch {
         loaded
     }
 
-    fn load_for(home: &Arc<Home>, host: *mut c_void, claim: Arc<Claim>) -> Result<Self, GpuError> {
+    fn load_for(
+        home: &Arc<Home>,
+        host: *mut c_void,
+        claim: Arc<GpuClaim>,
+    ) -> Result<Self, GpuError> {
         let calls = home.calls();
         let (mut board, mut module) = (0, ModuleHandle::NULL);
         let (mut function, mut stream) = (FunctionHandle::NULL, StreamHandle::NULL);

@@ -9,7 +9,7 @@ use super::error::{MISSING_CALL, NOT_SUPPORTED};
 use super::home::Home;
 use super::lane::Way;
 use super::sys::{self, DevicePtr, MemOp, StreamHandle};
-use crate::gpu::{Event, EventState, GpuError};
+use crate::gpu::{EventState, GpuError, GpuEvent};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::ptr::null_mut;
@@ -85,7 +85,11 @@ impl Course {
     /// # Safety
     /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of
     /// this course.
-    pub(super) unsafe fn wait(self: &Arc<Self>, stream: StreamHandle, wait: Wait) -> Option<Event> {
+    pub(super) unsafe fn wait(
+        self: &Arc<Self>,
+        stream: StreamHandle,
+        wait: Wait,
+    ) -> Option<GpuEvent> {
         let courses = &self.home.courses;
         if courses.refused.load(Ordering::Relaxed) {
             return None;
@@ -103,7 +107,7 @@ impl Course {
         match given {
             Ok(()) => {
                 self.given.store(number, Ordering::Relaxed);
-                Some(Event::new(Arc::new(Past { course: Arc::clone(self), number })))
+                Some(GpuEvent::new(Arc::new(Past { course: Arc::clone(self), number })))
             }
             Err(why) => {
                 // Other errors are reported by the wait that is given by itself.

@@ -8,10 +8,10 @@ use super::home::Home;
 use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
-use super::sys::{ContextHandle, Device, Uuid};
+use super::sys::{ContextHandle, CuDevice, Uuid};
 use super::{attempt, copier, direct, ipc, peer, pieces, vmm};
 use crate::gpu::{
-    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle,
+    Access, CopierState, DmaBuf, Extent, Flavour, Gpu, GpuError, GpuEvent, GpuInfo, Grid, Handle,
     HandleForm, HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent,
     Stream,
 };
@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock, Weak};
 pub struct CudaGpu {
     pub(super) shared: &'static Shared,
     pub(super) info: GpuInfo,
-    pub(super) device: Device,
+    pub(super) device: CuDevice,
     /// Objects for work, created when first needed: a context takes time and hundreds of MiB.
     work: OnceLock<Work>,
     making: Mutex<()>,
@@ -53,7 +53,7 @@ impl Work {
 impl CudaGpu {
     /// Opens the device of an ordinal. Creates no context.
     pub(super) fn primary(shared: &'static Shared, ordinal: c_int) -> Result<Arc<Self>, GpuError> {
-        let mut device: Device = 0;
+        let mut device: CuDevice = 0;
         // SAFETY: the place for the answer is ours.
         unsafe { shared.calls.device_get(&raw mut device, ordinal) }?;
         let info = info(shared, ordinal, device)?;
@@ -74,7 +74,7 @@ impl CudaGpu {
     fn new(
         shared: &'static Shared,
         info: GpuInfo,
-        device: Device,
+        device: CuDevice,
         work: OnceLock<Work>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -222,12 +222,12 @@ unsafe impl Gpu for CudaGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         // SAFETY: passed on from the caller.
         unsafe { self.copy_on(None, dst, src, len) }
     }
 
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<GpuEvent, GpuError> {
         // SAFETY: passed on from the caller.
         unsafe { self.copy_pieces_on(None, pieces) }
     }
@@ -237,7 +237,7 @@ unsafe impl Gpu for CudaGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         // SAFETY: passed on from the caller.
         unsafe { self.copy_grid_on(None, dst, src, grid) }
     }
@@ -344,7 +344,7 @@ pub(super) fn unseen(call: &'static str, uuid: GpuUuid) -> GpuError {
     because(call, INVALID_DEVICE, hint)
 }
 
-fn info(shared: &'static Shared, ordinal: c_int, device: Device) -> Result<GpuInfo, GpuError> {
+fn info(shared: &'static Shared, ordinal: c_int, device: CuDevice) -> Result<GpuInfo, GpuError> {
     let calls = shared.calls;
     let (mut uuid, mut memory) = (Uuid::default(), 0_usize);
     let (mut name, mut pci) = ([0 as c_char; 128], [0 as c_char; 32]);

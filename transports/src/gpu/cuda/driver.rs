@@ -9,7 +9,7 @@ use super::error::{
 };
 use super::ipc::Opened;
 use super::links::Links;
-use super::sys::{ContextHandle, Device};
+use super::sys::{ContextHandle, CuDevice};
 use super::{library, pointer};
 use crate::gpu::waits::{self, PutOff, Waits};
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
@@ -313,7 +313,7 @@ impl Shared {
         {
             return Ok(Arc::clone(gpu));
         }
-        let mut device: Device = 0;
+        let mut device: CuDevice = 0;
         {
             // Made current only to query its device.
             let looked_at = Context::unowned(self.calls, context);

@@ -9,7 +9,7 @@ use super::lane::Copies;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle, StreamHandle};
 use crate::gpu::copier::Resident;
-use crate::gpu::{Event, EventState, GpuError, Sequence, SharedEvent, Stream};
+use crate::gpu::{EventState, GpuError, GpuEvent, Sequence, SharedEvent, Stream};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ impl Raw {
 
     /// Records the event behind all work that a stream was given so far. The context is current.
     #[inline]
-    pub(super) fn record(self, stream: StreamHandle) -> Result<Event, GpuError> {
+    pub(super) fn record(self, stream: StreamHandle) -> Result<GpuEvent, GpuError> {
         // SAFETY: an event of this context that has no other holder, and a stream of it.
         unsafe { self.home.calls().event_record(self.raw, stream) }?;
-        Ok(Event::new(Arc::new(CudaEvent { event: self, fired: AtomicBool::new(false) })))
+        Ok(GpuEvent::new(Arc::new(CudaEvent { event: self, fired: AtomicBool::new(false) })))
     }
 
     /// Returns the event, if its context has not been destroyed.
@@ -104,9 +104,9 @@ impl CudaDriver {
     ///
     /// # Errors
     /// CUDA has not been initialised, so that there is no event.
-    pub unsafe fn event_from_raw(&self, raw: usize) -> Result<Event, GpuError> {
+    pub unsafe fn event_from_raw(&self, raw: usize) -> Result<GpuEvent, GpuError> {
         let shared = self.ready("cuEventQuery")?;
-        Ok(Event::new(Arc::new(UserEvent { shared, raw: EventHandle(raw) })))
+        Ok(GpuEvent::new(Arc::new(UserEvent { shared, raw: EventHandle(raw) })))
     }
 }
 
@@ -147,7 +147,7 @@ impl EventState for UserEvent {
 /// Has a stream wait for one of the library's events, by the driver's event behind it. Does
 /// nothing if there is nothing to wait for.
 pub(super) fn with_raw(
-    event: &Event,
+    event: &GpuEvent,
     wait_for: impl FnOnce(EventHandle) -> Result<(), GpuError>,
 ) -> Result<(), GpuError> {
     if let Some((sequence, number)) = event.piece() {
@@ -224,8 +224,8 @@ impl SharedEvent for IpcEvent {
         unsafe { home.calls().event_record(self.event.raw, stream) }
     }
 
-    fn event(&self) -> Event {
-        Event::new(Arc::new(LastRecord(Arc::clone(&self.event))))
+    fn event(&self) -> GpuEvent {
+        GpuEvent::new(Arc::new(LastRecord(Arc::clone(&self.event))))
     }
 }
 

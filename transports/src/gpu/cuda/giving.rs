@@ -9,7 +9,7 @@ use super::home::Home;
 use super::lane::Way;
 use super::peer;
 use super::sys::{ContextHandle, StreamHandle};
-use crate::gpu::{Event, GpuError};
+use crate::gpu::{GpuError, GpuEvent};
 use crate::mem::{GpuUuid, MemKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -199,7 +199,7 @@ impl CudaGpu {
         (dst, src): (MemKind, MemKind),
         offer: impl FnOnce(&Copier, &Home) -> Offered,
         give: impl FnOnce((&Home, Way, StreamHandle)) -> Result<(), GpuError>,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let Work { home, copies } = self.work()?;
         let way = self.way(home, dst, src)?;
         let mut without_kernel = None;
@@ -244,10 +244,10 @@ impl CudaGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         if len == 0 {
             self.way(&self.work()?.home, dst.1, src.1)?;
-            return Ok(Event::new(Arc::new(Fired)));
+            return Ok(GpuEvent::new(Arc::new(Fired)));
         }
         let ends = (dst.0 as usize, src.0 as usize);
         let offer = |copier: &Copier, home: &Home| copier.offer(self, home, ends, len);

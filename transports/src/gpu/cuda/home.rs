@@ -11,9 +11,9 @@ use super::event::Raw;
 use super::lane::{AllCopies, Lane};
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
-use crate::gpu::copier::Claim;
+use crate::gpu::copier::GpuClaim;
 use crate::gpu::waits::Waits;
-use crate::gpu::{Event, GpuError};
+use crate::gpu::{GpuError, GpuEvent};
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::AtomicBool;
@@ -41,7 +41,7 @@ pub(super) struct Home {
     pub(super) courses: CourseWords,
     /// This process's claim to have the only copier on the GPU, or the reason for its refusal. Set
     /// once a copier was asked for.
-    pub(super) claim: OnceLock<Result<Arc<Claim>, String>>,
+    pub(super) claim: OnceLock<Result<Arc<GpuClaim>, String>>,
     /// The copier for small copies, or the reason why there is none. Set once it was asked for.
     pub(super) copier: OnceLock<Result<Copier, String>>,
     /// Set once the set-up of the copier has been started.
@@ -143,7 +143,7 @@ impl Home {
 
     /// Returns an event behind all work that a stream was given so far. The context is current.
     #[inline]
-    pub(super) fn record(self: &Arc<Self>, stream: StreamHandle) -> Result<Event, GpuError> {
+    pub(super) fn record(self: &Arc<Self>, stream: StreamHandle) -> Result<GpuEvent, GpuError> {
         self.spare_event()?.record(stream)
     }
 

@@ -8,7 +8,7 @@
 
 use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
-use crate::gpu::{Event, GpuError, Sequence};
+use crate::gpu::{GpuError, GpuEvent, Sequence};
 use crate::sync::TryLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -166,10 +166,10 @@ impl Copies {
     /// Counts a copy that the lane's stream was just given. The event fires when the copy has
     /// ended.
     #[inline]
-    pub(super) fn given(self: &Arc<Self>) -> Event {
+    pub(super) fn given(self: &Arc<Self>) -> GpuEvent {
         let number = self.lane().given.fetch_add(1, Ordering::AcqRel) + 1;
         self.home.copies.given.fetch_add(1, Ordering::AcqRel);
-        Event::numbered(Arc::clone(self) as Arc<dyn Sequence>, number)
+        GpuEvent::numbered(Arc::clone(self) as Arc<dyn Sequence>, number)
     }
 
     #[inline]

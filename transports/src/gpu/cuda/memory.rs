@@ -6,7 +6,7 @@ use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, because, released};
 use super::home::Home;
 use super::lane::Way;
-use super::sys::{self, AccessDesc, Device, DevicePtr, PoolHandle, PoolProps, handle_type};
+use super::sys::{self, AccessDesc, CuDevice, DevicePtr, PoolHandle, PoolProps, handle_type};
 use super::vmm;
 use crate::fork::Owner;
 use crate::gpu::{Flavour, Gpu, GpuError, HostRegistration};
@@ -205,7 +205,7 @@ impl Pool {
     }
 
     /// Gives a device read and write access to all memory of the pool.
-    pub(super) fn grant(&self, device: Device) -> Result<(), GpuError> {
+    pub(super) fn grant(&self, device: CuDevice) -> Result<(), GpuError> {
         let access = AccessDesc::read_write(device);
         // SAFETY: the pool is alive.
         unsafe { self.calls.mem_pool_set_access(self.raw, &raw const access, 1) }

@@ -3,7 +3,7 @@
 use super::calls::Calls;
 use super::error::{PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED, because};
 use super::home::Home;
-use super::sys::{Device, p2p};
+use super::sys::{CuDevice, p2p};
 use crate::gpu::{GpuError, PeerInfo};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ impl Peers {
 }
 
 /// Checks that a device can access another's memory, as the driver says.
-pub(super) fn can_access(calls: &Calls, device: Device, peer: Device) -> Result<(), GpuError> {
+pub(super) fn can_access(calls: &Calls, device: CuDevice, peer: CuDevice) -> Result<(), GpuError> {
     let mut can: c_int = 0;
     // SAFETY: the place for the answer is ours; the driver checks the numbers.
     unsafe { calls.device_can_access_peer(&raw mut can, device, peer) }?;
@@ -63,7 +63,11 @@ pub(super) fn is_enabled(home: &Home, peer: usize) -> bool {
 }
 
 /// Describes the connection of two devices, as the driver says. The caller fills in `link`.
-pub(super) fn describe(calls: &Calls, device: Device, peer: Device) -> Result<PeerInfo, GpuError> {
+pub(super) fn describe(
+    calls: &Calls,
+    device: CuDevice,
+    peer: CuDevice,
+) -> Result<PeerInfo, GpuError> {
     let ask = |attribute| {
         let mut value: c_int = 0;
         // SAFETY: the place for the answer is ours; the driver checks the numbers.

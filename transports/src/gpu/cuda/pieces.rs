@@ -13,7 +13,7 @@ use super::lane::Way;
 use super::rows::{Copy2d, Copy3d, CopyAttributes, Rows};
 use super::sys::{DevicePtr, StreamHandle};
 use crate::gpu::pieces::Run;
-use crate::gpu::{Event, GpuError, Grid, Pieces};
+use crate::gpu::{GpuError, GpuEvent, Grid, Pieces};
 use crate::mem::MemKind;
 use std::sync::Arc;
 
@@ -36,9 +36,9 @@ impl CudaGpu {
         &self,
         users: Option<StreamHandle>,
         pieces: &Pieces,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         if pieces.is_empty() {
-            return Ok(Event::new(Arc::new(Fired)));
+            return Ok(GpuEvent::new(Arc::new(Fired)));
         }
         let offer = |copier: &Copier, home: &Home| copier.offer_many(self, home, pieces);
         self.give_copies(users, pieces.kinds(), offer, |lane| {
@@ -57,9 +57,9 @@ impl CudaGpu {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         if grid.is_empty() {
-            return Ok(Event::new(Arc::new(Fired)));
+            return Ok(GpuEvent::new(Arc::new(Fired)));
         }
         let [bytes, rows, planes] = grid.count;
         if rows == 1 && planes == 1 {

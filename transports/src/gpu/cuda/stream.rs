@@ -10,7 +10,7 @@ use super::error::{
 use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle};
-use crate::gpu::{Event, EventState, Gpu, GpuError, Grid, Pieces, Stream, Until};
+use crate::gpu::{EventState, Gpu, GpuError, GpuEvent, Grid, Pieces, Stream, Until};
 use crate::mem::MemKind;
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -106,7 +106,7 @@ impl CudaStream {
 
     /// Has the stream wait. The returned event fires when the stream is past the wait. The caller
     /// may have the stream wait for this word.
-    fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
+    fn hold(&self, wait: Wait) -> Result<GpuEvent, GpuError> {
         self.begin_work()?;
         let _current = self.home.context.enter()?;
         self.home.waits.arm(self.raw.0, || {
@@ -148,13 +148,13 @@ unsafe impl Stream for CudaStream {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         self.begin_work()?;
         // SAFETY: passed on from the caller; the stream is of this device's context.
         unsafe { self.gpu.copy_on(Some(self.raw), dst, src, len) }
     }
 
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<GpuEvent, GpuError> {
         self.begin_work()?;
         // SAFETY: as in `copy`.
         unsafe { self.gpu.copy_pieces_on(Some(self.raw), pieces) }
@@ -165,19 +165,19 @@ unsafe impl Stream for CudaStream {
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         grid: &Grid,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         self.begin_work()?;
         // SAFETY: as in `copy`.
         unsafe { self.gpu.copy_grid_on(Some(self.raw), dst, src, grid) }
     }
 
-    fn record(&self) -> Result<Event, GpuError> {
+    fn record(&self) -> Result<GpuEvent, GpuError> {
         self.check_not_captured()?;
         let _current = self.home.context.enter()?;
         self.home.record(self.raw)
     }
 
-    fn wait(&self, event: &Event) -> Result<(), GpuError> {
+    fn wait(&self, event: &GpuEvent) -> Result<(), GpuError> {
         let state = event.state().map(|state| -> &dyn Any { state });
         if let Some(past) = state.and_then(|state| state.downcast_ref::<Past>()) {
             return if past.query()? { Ok(()) } else { self.hold(past.as_wait()).map(drop) };
@@ -215,7 +215,7 @@ unsafe impl Stream for CudaStream {
         word: *const u64,
         value: u64,
         until: Until,
-    ) -> Result<Event, GpuError> {
+    ) -> Result<GpuEvent, GpuError> {
         let at = self.word("cuStreamWaitValue64", word.cast_mut())?;
         let flags = match until {
             Until::Equal => sys::WAIT_EQUAL,

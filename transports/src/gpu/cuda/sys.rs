@@ -8,7 +8,7 @@ use crate::gpu::Rights;
 use std::ffi::{c_int, c_uint};
 
 /// `CUdevice`: this process's number of a device.
-pub(super) type Device = c_int;
+pub(super) type CuDevice = c_int;
 /// `CUdeviceptr`: as long as an address.
 pub(super) type DevicePtr = usize;
 
@@ -65,7 +65,7 @@ pub(super) struct Location {
 
 impl Location {
     /// Names the memory of a device.
-    pub(super) const fn device(device: Device) -> Self {
+    pub(super) const fn device(device: CuDevice) -> Self {
         Self { kind: 1, id: device }
     }
 }
@@ -86,7 +86,7 @@ pub(super) struct AllocationProp {
 
 impl AllocationProp {
     /// Describes memory of a device that stays where it is.
-    pub(super) const fn of(device: Device, handle_types: c_int, gpu_direct_rdma: bool) -> Self {
+    pub(super) const fn of(device: CuDevice, handle_types: c_int, gpu_direct_rdma: bool) -> Self {
         Self {
             kind: PINNED,
             handle_types,
@@ -110,12 +110,12 @@ pub(super) struct AccessDesc {
 
 impl AccessDesc {
     /// Gives a device the right to read and write.
-    pub(super) const fn read_write(device: Device) -> Self {
+    pub(super) const fn read_write(device: CuDevice) -> Self {
         Self::of(device, Rights::ReadWrite)
     }
 
     /// Gives a device these rights.
-    pub(super) const fn of(device: Device, rights: Rights) -> Self {
+    pub(super) const fn of(device: CuDevice, rights: Rights) -> Self {
         let flags = match rights {
             Rights::Read => ACCESS_READ,
             Rights::ReadWrite => ACCESS_READ_WRITE,
@@ -139,7 +139,7 @@ pub(super) struct PoolProps {
 
 impl PoolProps {
     /// Describes a pool of a device's memory, without a bound.
-    pub(super) const fn of(device: Device, handle_types: c_int) -> Self {
+    pub(super) const fn of(device: CuDevice, handle_types: c_int) -> Self {
         let location = Location::device(device);
         Self {
             kind: PINNED,

@@ -8,7 +8,7 @@ use super::home::Home;
 use super::memory::{How, Memory, blocks, explain, region};
 use super::peer::can_access;
 use super::sys::{
-    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, Location, device,
+    self, AccessDesc, AllocationHandle, AllocationProp, CuDevice, DevicePtr, Location, device,
     handle_type,
 };
 use crate::gpu::{Access, Gpu, GpuError, Reservation, Rights};
@@ -79,7 +79,7 @@ fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
     }
 }
 
-fn rdma_capable(calls: &Calls, device: Device) -> bool {
+fn rdma_capable(calls: &Calls, device: CuDevice) -> bool {
     let mut capable: c_int = 0;
     // SAFETY: the place for the answer is ours.
     let asked = unsafe {
@@ -129,7 +129,7 @@ pub(super) fn map(
 
 /// Gives access to mapped memory to a device, and to the peers that can reach it.
 pub(super) fn grant_all(gpu: &CudaGpu, memory: &Memory) -> Result<(), GpuError> {
-    let grant = |device: Device| {
+    let grant = |device: CuDevice| {
         let access = AccessDesc::read_write(device);
         // SAFETY: the range was mapped as one piece.
         unsafe { gpu.shared.calls.mem_set_access(memory.ptr, memory.span, &raw const access, 1) }
@@ -141,7 +141,7 @@ pub(super) fn grant_all(gpu: &CudaGpu, memory: &Memory) -> Result<(), GpuError> 
 
 /// Grants access to the peers that can reach the device, one by one. Access is per allocation for
 /// VMM and pools. A refused peer can still be served by a peer copy.
-pub(super) fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(), GpuError>) {
+pub(super) fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(CuDevice) -> Result<(), GpuError>) {
     for peer in
         gpu.shared.gpus().unwrap_or_default().iter().filter(|peer| peer.device != gpu.device)
     {
@@ -295,7 +295,7 @@ pub(super) fn rights_at(gpu: &CudaGpu, addr: usize) -> Result<Option<Rights>, Gp
 }
 
 /// Returns the driver's number of a device.
-fn device_of(gpu: &CudaGpu, uuid: GpuUuid) -> Result<Device, GpuError> {
+fn device_of(gpu: &CudaGpu, uuid: GpuUuid) -> Result<CuDevice, GpuError> {
     const CALL: &str = "cuMemSetAccess";
     let at = gpu.shared.position(uuid).ok_or_else(|| unseen(CALL, uuid))?;
     let found = gpu.shared.gpus()?.get(at);

@@ -1,7 +1,7 @@
 //! Objects of a driver in a forked child, where no call of the driver's is defined.
 
 use crate::mock::{library as mock, open, word};
-use carrack_transports::gpu::words::Words;
+use carrack_transports::gpu::words::GpuWords;
 use carrack_transports::gpu::{Driver, Flavour};
 use carrack_transports::mem::{Buffer, Transfer};
 use std::any::Any;
@@ -74,7 +74,7 @@ fn a_forked_child_that_drops_its_parents_objects_calls_no_driver() {
     // A stream that waits for a word, a gate that holds another up, and the objects that tell of
     // both.
     let (stream, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let words = Words::of(&gpu);
+    let words = GpuWords::of(&gpu);
     let (held, mut gate) = (words.word().unwrap(), words.gate().unwrap());
     held.hold(&*stream, 1).unwrap();
     gate.shut(&*other).unwrap();
