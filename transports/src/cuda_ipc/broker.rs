@@ -6,7 +6,7 @@
 //! thread of its own answers, and sleeps otherwise. Importers wait for the answer, so without that
 //! thread two processes that import from each other would wait forever.
 
-use super::exports::Allocation;
+use super::exports::ExportedAllocation;
 use crate::fork::Owner;
 use crate::mem::MapError;
 use crate::net::greeting::{Failure, Greeting, Progress};
@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Address of a broker: a number in its name, and its key.
-pub(super) type Address = [u8; 24];
+pub(super) type BrokerAddress = [u8; 24];
 
 /// Time that either side has for each of its few messages. It is there, unless it is stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -43,10 +43,10 @@ const HERE: u32 = FIRST_OWN + 1;
 const GONE: u32 = FIRST_OWN + 2;
 
 /// Allocations by the inodes of their ledgers.
-type Allocations = Mutex<HashMap<u64, Weak<Allocation>>>;
+type Allocations = Mutex<HashMap<u64, Weak<ExportedAllocation>>>;
 
 pub(super) struct Broker {
-    address: Address,
+    address: BrokerAddress,
     allocations: Arc<Allocations>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -56,7 +56,7 @@ pub(super) struct Broker {
 impl Broker {
     pub(super) fn open() -> Result<Self, MapError> {
         let failed = |error| MapError::of("no socket to hand descriptors out", error);
-        let address: Address = crate::net::random().map_err(failed)?;
+        let address: BrokerAddress = crate::net::random().map_err(failed)?;
         let listener = Listener::bind(&name(&address)).map_err(failed)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let (allocations, stop) = (Arc::<Allocations>::default(), Arc::new(stop));
@@ -71,12 +71,12 @@ impl Broker {
         Ok(Self { address, allocations, stop, thread, owner: Owner::this_process() })
     }
 
-    pub(super) fn address(&self) -> Address {
+    pub(super) fn address(&self) -> BrokerAddress {
         self.address
     }
 
     /// Offers an allocation's descriptor to importers, as long as the allocation is exported.
-    pub(super) fn offer(&self, inode: u64, allocation: &Arc<Allocation>) {
+    pub(super) fn offer(&self, inode: u64, allocation: &Arc<ExportedAllocation>) {
         let mut allocations = self.allocations.lock();
         allocations.retain(|_, known| known.strong_count() > 0);
         allocations.insert(inode, Arc::downgrade(allocation));
@@ -97,13 +97,13 @@ impl Drop for Broker {
 }
 
 /// Returns the broker's name in the abstract namespace, which all processes see: it is no secret.
-fn name(address: &Address) -> Vec<u8> {
+fn name(address: &BrokerAddress) -> Vec<u8> {
     let (number, _) = address.split_at(8);
     let digits = number.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     format!("carrack-broker-{digits}").into_bytes()
 }
 
-fn key(address: &Address) -> Key {
+fn key(address: &BrokerAddress) -> Key {
     Key::of(address.split_at(8).1)
 }
 
@@ -275,7 +275,7 @@ fn wait_for(broker: &Channel) -> Result<(), Errno> {
 }
 
 /// Asks another process's broker for the descriptor of an allocation.
-pub(super) fn ask(address: &Address, inode: u64) -> Result<OwnedFd, MapError> {
+pub(super) fn ask(address: &BrokerAddress, inode: u64) -> Result<OwnedFd, MapError> {
     let failed = |error| MapError::of("its process does not hand it out", error);
     let mut broker = Channel::connect(&name(address)).map_err(|error| match error {
         ConnectError::System(error) => failed(error),

@@ -1,7 +1,7 @@
 //! Allocations of this process that other processes map.
 
 use super::broker::Broker;
-use super::key::{Key, Several};
+use super::key::{AllocationKey, Several};
 use super::ledger::Ledger;
 use crate::contract::Exported;
 use crate::gpu::{Gpu, Handle, HandleForm};
@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock, Weak};
 pub(super) const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
 
 /// An allocation that is exported: once, for all its regions.
-pub(super) struct Allocation {
+pub(super) struct ExportedAllocation {
     handle: Handle,
     /// First address.
     base: usize,
@@ -26,7 +26,7 @@ pub(super) struct Allocation {
     ledger: Ledger,
 }
 
-impl Allocation {
+impl ExportedAllocation {
     /// Returns the descriptor of its handle, if the handle has one.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.handle.fd()
@@ -43,7 +43,7 @@ impl Allocation {
 pub(super) struct Exports {
     /// Allocations by device, driver's number and address: pieces that are mapped into one
     /// reservation are distinguished even if their driver numbers are equal.
-    all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
+    all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<ExportedAllocation>>>,
     /// Broker, opened with the first handle that has a descriptor. `None`: the broker cannot be
     /// opened, and importers fetch descriptors themselves.
     broker: OnceLock<Option<Broker>>,
@@ -52,18 +52,18 @@ pub(super) struct Exports {
 /// Owners of regions without handles here, whose memory other processes may still have mapped.
 /// They are freed once no process maps them, by any runtime that looks. Memory of the program has
 /// no owner here: the program keeps it for that long.
-static LEFT: Mutex<Vec<(Arc<Allocation>, Owner)>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<(Arc<ExportedAllocation>, MemoryOwner)>> = Mutex::new(Vec::new());
 
-type Owner = Box<dyn Any + Send + Sync>;
+type MemoryOwner = Box<dyn Any + Send + Sync>;
 
 /// Ends a registration when dropped.
-struct Registration(Arc<Allocation>);
+struct ExportRegistration(Arc<ExportedAllocation>);
 
 /// Regions by the inode of their ledger, their offset in the allocation, and their length. For
 /// ranks of the same process: no driver opens a process's own handles (gpu.md, legacy IPC rule 3).
-static OWN: Mutex<Vec<(Name, WeakRegion)>> = Mutex::new(Vec::new());
+static OWN: Mutex<Vec<(RegionName, WeakRegion)>> = Mutex::new(Vec::new());
 
-type Name = (u64, usize, u64);
+type RegionName = (u64, usize, u64);
 
 impl Exports {
     pub(super) fn export(&self, region: &Region) -> Result<Exported, MapError> {
@@ -78,7 +78,7 @@ impl Exports {
             return self.export_joined(region);
         }
         let allocation = self.allocation(region, gpu)?;
-        region.keep_with(|| Arc::new(Until(allocation.clone())));
+        region.keep_with(|| Arc::new(UnmapGuard(allocation.clone())));
         let share = allocation.ledger.0.share().ok_or("its ledger is not in shared memory")?;
         let ledger = shm::export::export_shared(share)?;
         // The registration ends it, since it has to look at the ledger afterwards.
@@ -89,7 +89,7 @@ impl Exports {
             broker.address()
         });
         let offset = region.addr() - allocation.base;
-        let key = Key {
+        let key = AllocationKey {
             ledger,
             pid,
             fd,
@@ -105,7 +105,7 @@ impl Exports {
             own.push((name, region.downgrade()));
         }
         drop(own);
-        Ok(Exported::new(key.encode(), Registration(allocation)))
+        Ok(Exported::new(key.encode(), ExportRegistration(allocation)))
     }
 
     /// Exports each part by itself, under one key: an importer maps them one behind the other.
@@ -123,8 +123,9 @@ impl Exports {
     pub(super) fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
         free_left();
         let end = addr.saturating_add(len);
-        let reaches =
-            |one: &Allocation| one.base < end && addr < one.base.saturating_add(one.handle.len);
+        let reaches = |one: &ExportedAllocation| {
+            one.base < end && addr < one.base.saturating_add(one.handle.len)
+        };
         let known: Vec<_> = self.all.lock().values().filter_map(Weak::upgrade).collect();
         let left: Vec<_> = LEFT.lock().iter().map(|(allocation, _)| allocation.clone()).collect();
         let all = known.iter().chain(&left).filter(|one| reaches(one));
@@ -148,7 +149,11 @@ impl Exports {
     }
 
     /// Returns the allocation that a region lies in, and exports it if it is not exported yet.
-    fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, MapError> {
+    fn allocation(
+        &self,
+        region: &Region,
+        gpu: &Arc<dyn Gpu>,
+    ) -> Result<Arc<ExportedAllocation>, MapError> {
         let name = (gpu.info().uuid, region.id(), region.root().addr());
         let mut all = self.all.lock();
         if let Some(known) = all.get(&name).and_then(Weak::upgrade)
@@ -170,14 +175,14 @@ impl Exports {
         let ledger = Ledger::new()?;
         let inode =
             ledger.0.share().and_then(|share| share.whereabouts()).map_or(0, |found| found.ino);
-        let allocation = Arc::new(Allocation { handle, base, inode, ledger });
+        let allocation = Arc::new(ExportedAllocation { handle, base, inode, ledger });
         all.insert(name, Arc::downgrade(&allocation));
         Ok(allocation)
     }
 }
 
 /// Returns a region of this very process, by its key.
-pub(super) fn own(name: Name) -> Result<Region, String> {
+pub(super) fn own(name: RegionName) -> Result<Region, String> {
     let own = OWN.lock();
     let found =
         own.iter().filter(|(other, _)| *other == name).find_map(|(_, known)| known.upgrade());
@@ -185,10 +190,10 @@ pub(super) fn own(name: Name) -> Result<Region, String> {
 }
 
 /// Guard that keeps memory until no process has its allocation mapped.
-struct Until(Arc<Allocation>);
+struct UnmapGuard(Arc<ExportedAllocation>);
 
-impl Keeper for Until {
-    fn keep(&self, owner: Owner) {
+impl Keeper for UnmapGuard {
+    fn keep(&self, owner: MemoryOwner) {
         // At once where possible, even while another thread goes through the list.
         if self.0.is_free() {
             return drop(owner);
@@ -208,7 +213,7 @@ pub(super) fn free_left() {
     drop(freed);
 }
 
-impl Drop for Registration {
+impl Drop for ExportRegistration {
     fn drop(&mut self) {
         if let Some(share) = self.0.ledger.0.share() {
             share.close();
@@ -224,9 +229,9 @@ pub(super) mod tests {
     use crate::gpu::HandleKey;
 
     /// Makes an allocation like one of VMM memory.
-    pub(in super::super) fn shareable() -> Allocation {
+    pub(in super::super) fn shareable() -> ExportedAllocation {
         let key = HandleKey::Fd(std::fs::File::open("/dev/null").unwrap().into());
         let handle = Handle { gpu: GpuUuid([1; 16]), id: AllocId(1), len: 1, offset: 0, key };
-        Allocation { handle, base: 0, inode: 7, ledger: Ledger::new().unwrap() }
+        ExportedAllocation { handle, base: 0, inode: 7, ledger: Ledger::new().unwrap() }
     }
 }

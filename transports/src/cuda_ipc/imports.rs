@@ -1,8 +1,8 @@
 //! Allocations of other processes, mapped here.
 
 use super::exports::{FORMS, own};
-use super::key::{Key, Several};
-use super::ledger::{Entry, Ledger, name_of};
+use super::key::{AllocationKey, Several};
+use super::ledger::{Ledger, LedgerEntry, name_of};
 use crate::contract::{Imported, WireKey};
 use crate::gpu::{CopierState, Driver, Gpu, Handle};
 use crate::mem::{GpuUuid, MapError, Region};
@@ -18,12 +18,12 @@ const KEPT: usize = 64;
 pub(super) struct Imports {
     drivers: Vec<Arc<dyn Driver>>,
     /// The most recently used at the end.
-    opened: Mutex<VecDeque<Opened>>,
+    opened: Mutex<VecDeque<OpenedAllocation>>,
 }
 
 /// An allocation that is mapped for one device's engines.
 #[derive(Clone)]
-struct Opened {
+struct OpenedAllocation {
     /// The ledger's inode, which no other ledger has while this one is mapped, and the handle.
     /// Both are compared, since a peer chose which two belong together.
     inode: u64,
@@ -33,25 +33,25 @@ struct Opened {
     opener: GpuUuid,
     ledger: Ledger,
     whole: Region,
-    entry: Arc<Standing>,
+    entry: Arc<StandingEntries>,
 }
 
 /// Entries in ledgers that stand until the driver has closed the allocations. The driver does not
 /// close them while a stream waits.
-struct Standing {
-    entries: Arc<[Entry]>,
+struct StandingEntries {
+    entries: Arc<[LedgerEntry]>,
     gpu: Arc<dyn Gpu>,
 }
 
-impl Standing {
+impl StandingEntries {
     /// Creates a guard before an attempt to open: a failed attempt may leave memory that the driver
     /// closes later.
-    fn of(entries: &Arc<[Entry]>, gpu: &Arc<dyn Gpu>) -> Self {
+    fn of(entries: &Arc<[LedgerEntry]>, gpu: &Arc<dyn Gpu>) -> Self {
         Self { entries: entries.clone(), gpu: gpu.clone() }
     }
 }
 
-impl Drop for Standing {
+impl Drop for StandingEntries {
     fn drop(&mut self) {
         let entries = self.entries.clone();
         // The memory was dropped before this, so this callback runs after the driver has closed
@@ -61,16 +61,16 @@ impl Drop for Standing {
 }
 
 /// A key, and the ledger that it names.
-struct Found {
-    key: Key,
+struct FoundLedger {
+    key: AllocationKey,
     inode: u64,
     epoch: u64,
     ledger: Ledger,
 }
 
-impl Found {
+impl FoundLedger {
     fn of(key: &WireKey) -> Result<Self, MapError> {
-        let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
+        let key = AllocationKey::decode(key).ok_or("its key is not one of this transport's")?;
         let found = shm::export::find_shared(&key.ledger)?;
         let (inode, epoch, ledger) = (found.inode, found.epoch, Ledger(found.region));
         if ledger.0.len() != Ledger::BYTES {
@@ -80,7 +80,7 @@ impl Found {
     }
 }
 
-impl Opened {
+impl OpenedAllocation {
     /// Returns the number of its exporter's process.
     fn pid(&self) -> u32 {
         self.exporter.map_or(0, |name| (name >> 32) as u32)
@@ -100,7 +100,7 @@ impl Imports {
         if let Some(several) = Several::decode(key) {
             return self.import_several(&several, near);
         }
-        let Found { key, inode, epoch, ledger } = Found::of(key)?;
+        let FoundLedger { key, inode, epoch, ledger } = FoundLedger::of(key)?;
         let share = ledger.0.share().ok_or("its ledger is not in shared memory")?.clone();
         let offset = Handle::offset_of(&key.handle);
         if key.pid == std::process::id() {
@@ -122,7 +122,7 @@ impl Imports {
         several: &Several,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Imported, MapError> {
-        let all = several.keys.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
+        let all = several.keys.iter().map(FoundLedger::of).collect::<Result<Vec<_>, _>>()?;
         let first = all.first().ok_or("its key names no allocation")?;
         // The registrations of all of them end together.
         let share = first.ledger.0.share().ok_or("its ledger is not in shared memory")?.clone();
@@ -132,7 +132,7 @@ impl Imports {
         let outside = || "it lies outside its allocations".to_owned();
         if all.iter().any(|one| one.key.pid == std::process::id()) {
             let mut parts = Vec::with_capacity(all.len());
-            for Found { key, inode, .. } in &all {
+            for FoundLedger { key, inode, .. } in &all {
                 parts.push(own((*inode, Handle::offset_of(&key.handle), key.len))?);
             }
             let whole =
@@ -141,7 +141,7 @@ impl Imports {
             return Ok(Imported::watched(region, share, first.epoch).of_this_process());
         }
         let (mut handles, mut entries) = (Vec::new(), Vec::new());
-        for Found { key, inode, epoch, ledger } in &all {
+        for FoundLedger { key, inode, epoch, ledger } in &all {
             entries.push(ledger.enter()?);
             if !ledger.stands(*epoch) {
                 return Err("its registration has ended".into());
@@ -165,16 +165,16 @@ impl Imports {
     /// Returns the allocation, mapped for the engines of the device `near`, or of one that can.
     fn opened(
         &self,
-        key: &Key,
+        key: &AllocationKey,
         inode: u64,
         ledger: Ledger,
         epoch: u64,
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<Opened, MapError> {
+    ) -> Result<OpenedAllocation, MapError> {
         let near = near.filter(|gpu| gpu.info().simulated == key.simulated);
         let whole = Handle::whole(key.handle);
         let mut all = self.opened.lock();
-        let fits = |one: &Opened| {
+        let fits = |one: &OpenedAllocation| {
             one.inode == inode
                 && one.handle == whole
                 && near.is_none_or(|near| near.info().uuid == one.opener)
@@ -199,7 +199,15 @@ impl Imports {
         }
         let exporter = name_of(key.pid)?;
         let (opener, region, entry) = self.open(&handle, key.simulated, near, entry)?;
-        let one = Opened { inode, handle: whole, exporter, opener, ledger, whole: region, entry };
+        let one = OpenedAllocation {
+            inode,
+            handle: whole,
+            exporter,
+            opener,
+            ledger,
+            whole: region,
+            entry,
+        };
         all.push_back(one.clone());
         let old = if all.len() > KEPT { all.pop_front() } else { None };
         drop(all);
@@ -212,11 +220,11 @@ impl Imports {
         handle: &Handle,
         simulated: bool,
         near: Option<&Arc<dyn Gpu>>,
-        entry: Entry,
-    ) -> Result<(GpuUuid, Region, Arc<Standing>), String> {
-        let entry: Arc<[Entry]> = Arc::new([entry]);
+        entry: LedgerEntry,
+    ) -> Result<(GpuUuid, Region, Arc<StandingEntries>), String> {
+        let entry: Arc<[LedgerEntry]> = Arc::new([entry]);
         let by = |gpu: &Arc<dyn Gpu>| {
-            let standing = Arc::new(Standing::of(&entry, gpu));
+            let standing = Arc::new(StandingEntries::of(&entry, gpu));
             let region = gpu.open(handle).map_err(|why| why.to_string())?;
             Ok((gpu.info().uuid, region, standing))
         };
@@ -229,14 +237,14 @@ impl Imports {
         handles: &[Handle],
         simulated: bool,
         near: Option<&Arc<dyn Gpu>>,
-        entries: &Arc<[Entry]>,
+        entries: &Arc<[LedgerEntry]>,
     ) -> Result<Region, String> {
         let add = |sum: usize, handle: &Handle| sum.checked_add(handle.len);
         let total =
             handles.iter().try_fold(0, add).ok_or("they are larger than the address space")?;
         let near = near.filter(|gpu| gpu.info().simulated == simulated);
         self.by_the_first(simulated, near, |gpu| {
-            let standing = Standing::of(entries, gpu);
+            let standing = StandingEntries::of(entries, gpu);
             let reservation = gpu.reserve(total).map_err(|why| why.to_string())?;
             let (mut at, mut parts) = (0, Vec::with_capacity(handles.len()));
             for handle in handles {
@@ -298,11 +306,11 @@ impl Imports {
         });
     }
 
-    fn close(&self, which: impl Fn(&Opened) -> bool) {
+    fn close(&self, which: impl Fn(&OpenedAllocation) -> bool) {
         let mut all = self.opened.lock();
         let (gone, kept) = std::mem::take(&mut *all).into_iter().partition(which);
         *all = kept;
         drop(all);
-        drop::<VecDeque<Opened>>(gone);
+        drop::<VecDeque<OpenedAllocation>>(gone);
     }
 }

@@ -1,6 +1,6 @@
 //! Keys by which importers find memory.
 
-use super::broker::{self, Address};
+use super::broker::{self, BrokerAddress};
 use crate::contract::WireKey;
 use crate::gpu::Handle;
 use crate::mem::MapError;
@@ -13,14 +13,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Key of an allocation: its ledger, its handle, and the handle's descriptor in the exporter's
 /// process.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Key {
+pub(super) struct AllocationKey {
     /// The ledger's own key, which is that of shared host memory.
     pub(super) ledger: WireKey,
     pub(super) pid: u32,
     /// The descriptor's number, where the handle has one.
     pub(super) fd: Option<u32>,
     /// Address of the broker that hands out the descriptor, if there is one.
-    pub(super) broker: Option<Address>,
+    pub(super) broker: Option<BrokerAddress>,
     /// `true` if the device is simulated: simulated and real drivers do not open each other's
     /// handles.
     pub(super) simulated: bool,
@@ -38,14 +38,14 @@ struct KeyHead {
     fd: U32,
     simulated: U32,
     len: U64,
-    broker: Address,
+    broker: BrokerAddress,
     handle: [u8; Handle::WIRE],
 }
 
 const NO_FD: u32 = u32::MAX;
-const NO_BROKER: Address = [0; 24];
+const NO_BROKER: BrokerAddress = [0; 24];
 
-impl Key {
+impl AllocationKey {
     pub(super) fn encode(&self) -> WireKey {
         let head = KeyHead {
             pid: self.pid.into(),
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_key_survives_the_wire_and_nonsense_is_none() {
-        let key = Key {
+        let key = AllocationKey {
             ledger: WireKey(vec![3; 56]),
             pid: 77,
             fd: Some(5),
@@ -195,10 +195,10 @@ mod tests {
             len: 1 << 40,
             handle: [9; Handle::WIRE],
         };
-        assert_eq!(Key::decode(&key.encode()), Some(key.clone()));
-        let without = Key { fd: None, broker: None, ..key };
-        assert_eq!(Key::decode(&without.encode()), Some(without));
-        assert!(Key::decode(&WireKey(vec![0; 150])).is_none());
+        assert_eq!(AllocationKey::decode(&key.encode()), Some(key.clone()));
+        let without = AllocationKey { fd: None, broker: None, ..key };
+        assert_eq!(AllocationKey::decode(&without.encode()), Some(without));
+        assert!(AllocationKey::decode(&WireKey(vec![0; 150])).is_none());
         assert!(fetch(u32::MAX, 0).is_err() && fetch(0, 0).is_err());
         assert!(fetch(std::process::id(), 1 << 20).unwrap_err().to_string().contains("descriptor"));
     }

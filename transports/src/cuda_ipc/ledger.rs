@@ -17,7 +17,7 @@ const PLACES: usize = 128;
 pub(super) struct Ledger(pub(super) Region);
 
 /// A place in a ledger, given up when this is dropped.
-pub(super) struct Entry {
+pub(super) struct LedgerEntry {
     ledger: Ledger,
     at: usize,
     me: u64,
@@ -39,13 +39,13 @@ impl Ledger {
     }
 
     /// Enters this process.
-    pub(super) fn enter(&self) -> Result<Entry, MapError> {
+    pub(super) fn enter(&self) -> Result<LedgerEntry, MapError> {
         let me = name_of(std::process::id())?.ok_or("this process is not in /proc")?;
         let at = (0..PLACES).find(|at| self.0.compare_swap(at * 8, 0, me) == Ok(0));
         let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped, and no more can"))?;
         // The entry precedes the look at the epoch.
         fence(Ordering::SeqCst);
-        Ok(Entry { ledger: self.clone(), at, me, owner: Owner::this_process() })
+        Ok(LedgerEntry { ledger: self.clone(), at, me, owner: Owner::this_process() })
     }
 
     /// Returns the living processes that have it mapped. Called after the end of the registration.
@@ -70,7 +70,7 @@ impl Ledger {
     }
 }
 
-impl Drop for Entry {
+impl Drop for LedgerEntry {
     fn drop(&mut self) {
         if self.owner.is_here() {
             let _ = self.ledger.0.compare_swap(self.at * 8, self.me, 0);

@@ -44,14 +44,14 @@ const ENVIRONMENT: [(&str, &str); 2] =
 /// Results of past attempts, by the device that would read and the device that owns the memory.
 pub(super) type Verdicts = Mutex<HashMap<(GpuUuid, GpuUuid), Result<(), GpuError>>>;
 
-/// Way for a device to write.
+/// Engine with which a device writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum WriteEngine {
     Copy,
     Kernel,
 }
 
-impl Way {
+impl WriteEngine {
     const ALL: [Self; 2] = [Self::Copy, Self::Kernel];
 
     fn name(self) -> &'static str {
@@ -62,7 +62,7 @@ impl Way {
     }
 
     fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|way| way.name() == name)
+        Self::ALL.into_iter().find(|engine| engine.name() == name)
     }
 }
 
@@ -75,9 +75,9 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
         return verdict.clone();
     }
     let mut verdict = Ok(());
-    for way in Way::ALL {
+    for engine in WriteEngine::ALL {
         let question =
-            format!("writing {} {} {owner} {}", way.name(), both.0, reader.shared.calls.path);
+            format!("writing {} {} {owner} {}", engine.name(), both.0, reader.shared.calls.path);
         // Only what an attempt has shown is remembered.
         let failed = |why| because(CALL, NOT_SUPPORTED, why);
         match &*trial::ask(&question, &ENVIRONMENT).map_err(failed)? {
@@ -85,12 +85,12 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
             "written" => {
                 let why = format!(
                     "a {} of its writes there all the same: tried in a process of its own",
-                    way.name()
+                    engine.name()
                 );
                 verdict = Err(because(CALL, NOT_SUPPORTED, why));
                 break;
             }
-            other => return Err(failed(format!("the attempt by a {} {other}", way.name()))),
+            other => return Err(failed(format!("the attempt by a {} {other}", engine.name()))),
         }
     }
     reader.shared.verdicts.lock().insert(both, verdict.clone());
@@ -104,9 +104,9 @@ pub(crate) fn answer(question: &str) -> Option<String> {
     if words.next() != Some("writing") {
         return None;
     }
-    let (way, reader, owner, library) =
+    let (engine, reader, owner, library) =
         (words.next()?, words.next()?, words.next()?, words.next()?);
-    Some(match attempt(Way::named(way)?, reader, owner, library) {
+    Some(match attempt(WriteEngine::named(engine)?, reader, owner, library) {
         Ok(true) => "written".into(),
         Ok(false) => "kept".into(),
         Err(why) => format!("failed: {why}"),
@@ -114,7 +114,12 @@ pub(crate) fn answer(question: &str) -> Option<String> {
 }
 
 /// Returns `true` if a device has written to another's memory that it may only read.
-fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, GpuError> {
+fn attempt(
+    engine: WriteEngine,
+    reader: &str,
+    owner: &str,
+    library: &str,
+) -> Result<bool, GpuError> {
     // SAFETY: the library that the asking process has opened.
     let shared = unsafe { CudaDriver::at(Path::new(library)) }.usable()?;
     let named = |name: &str| {
@@ -135,11 +140,11 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
     let hand = Hand::of(reader)?;
     // The device reads, and writes its own memory by the same calls, so that a refusal below is
     // due to the memory.
-    hand.write(Way::Copy, own.addr(), memory.addr(), 0)?;
+    hand.write(WriteEngine::Copy, own.addr(), memory.addr(), 0)?;
     if word(&own)? != BEFORE {
         return Err(because(CALL, NOT_SUPPORTED, "it does not read what is there"));
     }
-    hand.write(Way::Kernel, own.addr(), own.addr(), AFTER)?;
+    hand.write(WriteEngine::Kernel, own.addr(), own.addr(), AFTER)?;
     if word(&own)? != AFTER {
         return Err(because(
             "cuLaunchKernel",
@@ -147,7 +152,7 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
             "a kernel has not written to memory of its own",
         ));
     }
-    let refused = hand.write(way, memory.addr(), own.addr(), AFTER).err();
+    let refused = hand.write(engine, memory.addr(), own.addr(), AFTER).err();
     match (refused, word(&memory)) {
         // The word has changed, whatever the calls returned.
         (_, Ok(found)) if found != BEFORE => Ok(true),
@@ -205,7 +210,13 @@ impl Hand {
     }
 
     /// Writes a word: a copy takes it from `from`, a kernel writes `value`.
-    fn write(&self, way: Way, to: usize, from: usize, value: u64) -> Result<(), GpuError> {
+    fn write(
+        &self,
+        engine: WriteEngine,
+        to: usize,
+        from: usize,
+        value: u64,
+    ) -> Result<(), GpuError> {
         let calls = self.home.calls();
         let _current = self.home.context.enter()?;
         let mut values = [to as u64, value];
@@ -215,9 +226,11 @@ impl Hand {
         // has these two arguments of 8 bytes, which are read before the call returns. The driver
         // may refuse the write and end the context: the attempt tests for that.
         unsafe {
-            match way {
-                Way::Copy => calls.memcpy_dtod_async(to, from, size_of::<u64>(), self.stream)?,
-                Way::Kernel => {
+            match engine {
+                WriteEngine::Copy => {
+                    calls.memcpy_dtod_async(to, from, size_of::<u64>(), self.stream)?
+                }
+                WriteEngine::Kernel => {
                     let arguments = arguments.as_mut_ptr();
                     calls.launch_kernel(
                         self.function,

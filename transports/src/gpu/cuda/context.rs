@@ -10,7 +10,7 @@ use crate::gpu::GpuError;
 /// A context that the library works in: the device's primary one, of which it holds a count, or
 /// one of the user's.
 #[derive(Debug)]
-pub(super) struct Context {
+pub(super) struct CudaContext {
     pub(super) calls: &'static Calls,
     pub(super) raw: ContextHandle,
     pub(super) device: CuDevice,
@@ -33,7 +33,7 @@ enum Hold {
     Nothing,
 }
 
-impl Context {
+impl CudaContext {
     /// Checks that the context still exists, without using its handle. The driver does not check
     /// the handle of a destroyed context, and crashes (seen on driver 580). Buffer ids are never
     /// reused.
@@ -163,7 +163,7 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         if !self.is_here() {
             return;
@@ -190,7 +190,7 @@ impl Drop for Context {
 /// after a panic.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
-    pushed: Option<&'a Context>,
+    pushed: Option<&'a CudaContext>,
     /// Guard, dropped after the context is popped. It stays in its thread, to which the context
     /// belongs.
     _relaxed: Relaxed<'a>,

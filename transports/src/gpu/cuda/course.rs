@@ -7,7 +7,7 @@
 
 use super::error::{MISSING_CALL, NOT_SUPPORTED};
 use super::home::Home;
-use super::lane::Way;
+use super::lane::CopyDirection;
 use super::sys::{self, DevicePtr, MemOp, StreamHandle};
 use crate::gpu::{EventState, GpuError, GpuEvent};
 use parking_lot::Mutex;
@@ -170,7 +170,7 @@ impl EventState for Past {
         }
         // In a context where work has failed, streams make no progress. Every query returns that
         // error.
-        match home.lanes_stream(Way::Within) {
+        match home.lanes_stream(CopyDirection::Within) {
             Some(stream) => home.is_idle(stream).map(|_| false),
             None => Ok(false),
         }

@@ -1,11 +1,11 @@
 //! One device, in one context.
 
-use super::context::Context;
-use super::driver::Shared;
+use super::context::CudaContext;
+use super::driver::OpenedLibrary;
 use super::error::{INVALID_DEVICE, because, error};
 use super::event::IpcEvent;
 use super::home::Home;
-use super::lane::{Copies, Way};
+use super::lane::{Copies, CopyDirection};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, CuDevice, Uuid};
@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// A device, in its primary context, or in a user's context in which memory was found.
 pub struct CudaGpu {
-    pub(super) shared: &'static Shared,
+    pub(super) shared: &'static OpenedLibrary,
     pub(super) info: GpuInfo,
     pub(super) device: CuDevice,
     /// Objects for work, created when first needed: a context takes time and hundreds of MiB.
@@ -40,19 +40,22 @@ pub struct CudaGpu {
 /// Context of a device, and the copies in it.
 pub(super) struct Work {
     pub(super) home: Arc<Home>,
-    pub(super) copies: [Arc<Copies>; Way::ALL.len()],
+    pub(super) copies: [Arc<Copies>; CopyDirection::ALL.len()],
 }
 
 impl Work {
     fn new(home: Home) -> Self {
         let home = Arc::new(home);
-        Self { copies: Way::ALL.map(|way| Copies::new(&home, way)), home }
+        Self { copies: CopyDirection::ALL.map(|direction| Copies::new(&home, direction)), home }
     }
 }
 
 impl CudaGpu {
     /// Opens the device of an ordinal. Creates no context.
-    pub(super) fn primary(shared: &'static Shared, ordinal: c_int) -> Result<Arc<Self>, GpuError> {
+    pub(super) fn primary(
+        shared: &'static OpenedLibrary,
+        ordinal: c_int,
+    ) -> Result<Arc<Self>, GpuError> {
         let mut device: CuDevice = 0;
         // SAFETY: the place for the answer is ours.
         unsafe { shared.calls.device_get(&raw mut device, ordinal) }?;
@@ -62,17 +65,17 @@ impl CudaGpu {
 
     /// Opens the device in a context of the user's.
     pub(super) fn adopted(
-        shared: &'static Shared,
+        shared: &'static OpenedLibrary,
         gpu: &Self,
         context: ContextHandle,
     ) -> Result<Arc<Self>, GpuError> {
-        let context = Context::adopted(shared.calls, context, gpu.device)?;
+        let context = CudaContext::adopted(shared.calls, context, gpu.device)?;
         let home = Home::new(context, shared.gpus()?.len(), shared.waits());
         Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Work::new(home))))
     }
 
     fn new(
-        shared: &'static Shared,
+        shared: &'static OpenedLibrary,
         info: GpuInfo,
         device: CuDevice,
         work: OnceLock<Work>,
@@ -132,7 +135,7 @@ impl CudaGpu {
         if let Some(work) = self.work.get() {
             return Ok(work);
         }
-        let context = Context::primary(self.shared.calls, self.device)?;
+        let context = CudaContext::primary(self.shared.calls, self.device)?;
         let work = Work::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
         Ok(self.work.get_or_init(|| work))
     }
@@ -344,7 +347,11 @@ pub(super) fn unseen(call: &'static str, uuid: GpuUuid) -> GpuError {
     because(call, INVALID_DEVICE, hint)
 }
 
-fn info(shared: &'static Shared, ordinal: c_int, device: CuDevice) -> Result<GpuInfo, GpuError> {
+fn info(
+    shared: &'static OpenedLibrary,
+    ordinal: c_int,
+    device: CuDevice,
+) -> Result<GpuInfo, GpuError> {
     let calls = shared.calls;
     let (mut uuid, mut memory) = (Uuid::default(), 0_usize);
     let (mut name, mut pci) = ([0 as c_char; 128], [0 as c_char; 32]);

@@ -2,12 +2,12 @@
 
 use super::attempt::Verdicts;
 use super::calls::Calls;
-use super::context::Context;
+use super::context::CudaContext;
 use super::device::CudaGpu;
 use super::error::{
     DEINITIALIZED, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because,
 };
-use super::ipc::Opened;
+use super::ipc::Openings;
 use super::links::Links;
 use super::sys::{ContextHandle, CuDevice};
 use super::{library, pointer};
@@ -25,19 +25,19 @@ use std::sync::{Arc, OnceLock};
 /// NVIDIA's driver. Clones share one instance, as do all drivers made without a path. Contexts,
 /// streams and mapped memory belong to the process, and are kept to its end.
 #[derive(Clone, Copy)]
-pub struct CudaDriver(&'static Place);
+pub struct CudaDriver(&'static LazyLibrary);
 
 /// A library, opened when it is first needed.
-struct Place {
+struct LazyLibrary {
     /// Path of the library, if it is not the loader's choice.
     path: Option<PathBuf>,
-    opened: OnceLock<Result<&'static Shared, GpuError>>,
+    opened: OnceLock<Result<&'static OpenedLibrary, GpuError>>,
     /// Set if small copies go to resident kernels where possible.
     wants_copiers: AtomicBool,
 }
 
-static INSTALLED: Place =
-    Place { path: None, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
+static INSTALLED: LazyLibrary =
+    LazyLibrary { path: None, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
 
 impl CudaDriver {
     /// Returns the installed driver, as the program uses it. Opens nothing now, and initialises
@@ -69,25 +69,26 @@ impl CudaDriver {
     /// ```
     pub unsafe fn at(path: &Path) -> Self {
         let path = Some(path.to_owned());
-        let place = Place { path, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
-        Self(Box::leak(Box::new(place)))
+        let library =
+            LazyLibrary { path, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
+        Self(Box::leak(Box::new(library)))
     }
 
-    fn shared(&self) -> Result<&'static Shared, GpuError> {
+    fn shared(&self) -> Result<&'static OpenedLibrary, GpuError> {
         self.opened().as_ref().map(|shared| *shared).map_err(GpuError::clone)
     }
 
-    fn opened(&self) -> &'static Result<&'static Shared, GpuError> {
+    fn opened(&self) -> &'static Result<&'static OpenedLibrary, GpuError> {
         let open = || {
             let (calls, version) = library::open(self.0.path.as_deref())?;
             tracing::debug!(path = calls.path, version, missing = ?calls.missing(), "libcuda");
-            let shared = Shared {
+            let shared = OpenedLibrary {
                 calls: Box::leak(Box::new(calls)),
                 version,
                 gpus: OnceLock::new(),
                 listing: Mutex::default(),
                 foreign: Mutex::default(),
-                opened: Opened::default(),
+                opened: Openings::default(),
                 attributes: AtomicUsize::new(pointer::ALL),
                 links: OnceLock::new(),
                 connections: waits::connections(),
@@ -102,7 +103,7 @@ impl CudaDriver {
 
     /// Returns the opened library if CUDA has been initialised, else `None`.
     #[inline]
-    fn initialised(&self) -> Result<Option<&'static Shared>, GpuError> {
+    fn initialised(&self) -> Result<Option<&'static OpenedLibrary>, GpuError> {
         match self.0.opened.get() {
             Some(Ok(shared)) if shared.gpus.get().is_some() => Ok(Some(shared)),
             _ => self.initialised_by_now(),
@@ -110,21 +111,21 @@ impl CudaDriver {
     }
 
     #[cold]
-    fn initialised_by_now(&self) -> Result<Option<&'static Shared>, GpuError> {
+    fn initialised_by_now(&self) -> Result<Option<&'static OpenedLibrary>, GpuError> {
         // Without a usable library there is no device memory.
         let Ok(shared) = self.opened() else { return Ok(None) };
         Ok(shared.is_initialised()?.then_some(*shared))
     }
 
     /// Returns the library, after initialising CUDA if necessary.
-    pub(super) fn usable(&self) -> Result<&'static Shared, GpuError> {
+    pub(super) fn usable(&self) -> Result<&'static OpenedLibrary, GpuError> {
         let shared = self.shared()?;
         shared.initialise()?;
         Ok(shared)
     }
 
     /// Returns the opened library if CUDA has been initialised, else an error of `call`.
-    pub(super) fn ready(&self, call: &'static str) -> Result<&'static Shared, GpuError> {
+    pub(super) fn ready(&self, call: &'static str) -> Result<&'static OpenedLibrary, GpuError> {
         let shared = self.shared()?;
         if shared.is_initialised()? {
             Ok(shared)
@@ -198,7 +199,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 /// An opened library, and the process's objects in it.
-pub(super) struct Shared {
+pub(super) struct OpenedLibrary {
     pub(super) calls: &'static Calls,
     version: c_int,
     /// Devices, listed once CUDA is initialised; each works in its primary context.
@@ -208,7 +209,7 @@ pub(super) struct Shared {
     /// Devices in contexts of the user's own. The context's number tells a reused handle from the
     /// old one.
     foreign: Mutex<HashMap<ContextHandle, (u64, Arc<CudaGpu>)>>,
-    pub(super) opened: Opened,
+    pub(super) opened: Openings,
     /// Number of pointer attributes that this driver knows.
     pub(super) attributes: AtomicUsize,
     /// Links between devices, opened for the first report that needs them.
@@ -222,7 +223,7 @@ pub(super) struct Shared {
     pub(super) verdicts: Verdicts,
 }
 
-impl Shared {
+impl OpenedLibrary {
     fn initialise(&'static self) -> Result<(), GpuError> {
         // SAFETY: no arguments to get wrong; initialising again does nothing.
         match unsafe { self.calls.init(0) } {
@@ -307,7 +308,7 @@ impl Shared {
 
     /// Returns the device of a context, working in that context.
     pub(super) fn gpu_in(&'static self, context: ContextHandle) -> Result<Arc<CudaGpu>, GpuError> {
-        let number = Context::number(self.calls, context);
+        let number = CudaContext::number(self.calls, context);
         if let Some((known, gpu)) = self.foreign.lock().get(&context)
             && *known == number
         {
@@ -316,7 +317,7 @@ impl Shared {
         let mut device: CuDevice = 0;
         {
             // Made current only to query its device.
-            let looked_at = Context::unowned(self.calls, context);
+            let looked_at = CudaContext::unowned(self.calls, context);
             let _current = looked_at.enter()?;
             // SAFETY: the place for the answer is ours.
             unsafe { self.calls.ctx_get_device(&raw mut device) }?;
@@ -336,8 +337,8 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for OpenedLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shared({:?})", self.calls)
+        write!(f, "OpenedLibrary({:?})", self.calls)
     }
 }

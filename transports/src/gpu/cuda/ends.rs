@@ -53,7 +53,7 @@ pub(super) struct Ends(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    allocations: Vec<Allocation>,
+    allocations: Vec<KnownAllocation>,
     /// Index of the entry that is replaced next.
     oldest: usize,
     /// Number of calls of `forget`.
@@ -61,7 +61,7 @@ struct Known {
 }
 
 #[derive(Clone, Copy)]
-struct Allocation {
+struct KnownAllocation {
     start: usize,
     end: usize,
     id: AllocId,
@@ -109,7 +109,7 @@ impl Ends {
         if let Some(kept) = home.kept.around(addr, end) {
             return Some(kept);
         }
-        let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
+        let holds = |one: &&KnownAllocation| one.start <= addr && end <= one.end;
         let (known, generation) = {
             let all = self.0.lock();
             (all.allocations.iter().find(holds).copied(), all.generation)
@@ -172,7 +172,7 @@ impl Known {
 
     /// Remembers an allocation, in place of those that its addresses overlap. Does nothing if
     /// something was forgotten since the allocation was looked up.
-    fn note(&mut self, found: Allocation, generation: u64) {
+    fn note(&mut self, found: KnownAllocation, generation: u64) {
         if generation != self.generation {
             return;
         }
@@ -190,7 +190,7 @@ impl Known {
 /// Looks up the allocation at an address, and whether kernels of this device's context reach it.
 /// it.
 #[cold]
-fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
+fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<KnownAllocation> {
     let facts = gpu.shared.facts(addr).ok()??;
     let is_reached = match facts.context {
         // Memory of VMM and of pools: reached by the devices that were given access.
@@ -203,7 +203,7 @@ fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
             peer::is_enabled(home, at) && is_primary() == Some(true)
         }),
     };
-    Some(Allocation {
+    Some(KnownAllocation {
         start: facts.start,
         end: facts.start.checked_add(facts.size)?,
         id: facts.id,

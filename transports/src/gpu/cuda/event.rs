@@ -2,7 +2,7 @@
 
 use super::capture::Relaxed;
 use super::copier::Launch;
-use super::driver::{CudaDriver, Shared};
+use super::driver::{CudaDriver, OpenedLibrary};
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
 use super::home::Home;
 use super::lane::Copies;
@@ -112,7 +112,7 @@ impl CudaDriver {
 
 /// An event of the program's.
 struct UserEvent {
-    shared: &'static Shared,
+    shared: &'static OpenedLibrary,
     raw: EventHandle,
 }
 

@@ -6,7 +6,7 @@ use super::device::{CudaGpu, Work};
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, because};
 use super::event::Fired;
 use super::home::Home;
-use super::lane::Way;
+use super::lane::CopyDirection;
 use super::peer;
 use super::sys::{ContextHandle, StreamHandle};
 use crate::gpu::{GpuError, GpuEvent};
@@ -72,8 +72,13 @@ impl CudaGpu {
         }
     }
 
-    /// Returns the way for a copy, or an error if the copy is not supported.
-    fn way(&self, home: &Home, dst: MemKind, src: MemKind) -> Result<Way, GpuError> {
+    /// Returns the direction for a copy, or an error if the copy is not supported.
+    fn direction(
+        &self,
+        home: &Home,
+        dst: MemKind,
+        src: MemKind,
+    ) -> Result<CopyDirection, GpuError> {
         if let (MemKind::Device(to), MemKind::Device(from)) = (dst, src) {
             let (to_own, from_own) = (to == self.info.uuid, from == self.info.uuid);
             if !to_own {
@@ -82,11 +87,15 @@ impl CudaGpu {
             if !from_own {
                 self.reach(home, from);
             }
-            return Ok(if to_own && from_own { Way::Within } else { Way::Peer });
+            return Ok(if to_own && from_own {
+                CopyDirection::Within
+            } else {
+                CopyDirection::Peer
+            });
         }
         let refuse =
             |code, hint: &str| Err(because("copy", code, format!("{hint}: from {src} to {dst}")));
-        let way = match (dst, src) {
+        let direction = match (dst, src) {
             (MemKind::Managed(_), _) | (_, MemKind::Managed(_)) => {
                 return refuse(
                     NOT_SUPPORTED,
@@ -96,14 +105,14 @@ impl CudaGpu {
             (MemKind::Unknown, _) | (_, MemKind::Unknown) => {
                 return refuse(INVALID_VALUE, "memory of unknown kind: classify it first");
             }
-            (MemKind::Device(_), _) => Way::FromHost,
-            (_, MemKind::Device(_)) => Way::ToHost,
+            (MemKind::Device(_), _) => CopyDirection::FromHost,
+            (_, MemKind::Device(_)) => CopyDirection::ToHost,
             _ => return refuse(INVALID_VALUE, "the CPU copies between host and host"),
         };
         if let Some(owner) = dst.gpu().or(src.gpu()).filter(|owner| *owner != self.info.uuid) {
             self.reach(home, owner);
         }
-        Ok(way)
+        Ok(direction)
     }
 
     /// Gives access to memory as [`make_reachable`](Self::make_reachable) does, but only logs a
@@ -152,7 +161,7 @@ impl CudaGpu {
     #[inline(always)]
     pub(super) unsafe fn copy_one(
         &self,
-        (home, way, stream): (&Home, Way, StreamHandle),
+        (home, direction, stream): (&Home, CopyDirection, StreamHandle),
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
@@ -163,15 +172,17 @@ impl CudaGpu {
         // pointer to freed device memory for a host pointer, and lets the CPU access it.
         // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
         let mut started = unsafe {
-            match way {
-                Way::FromHost => calls.memcpy_htod_async(to, src.0.cast(), len, stream),
-                Way::ToHost => calls.memcpy_dtoh_async(dst.0.cast(), from, len, stream),
-                Way::Within | Way::Peer => calls.memcpy_dtod_async(to, from, len, stream),
+            match direction {
+                CopyDirection::FromHost => calls.memcpy_htod_async(to, src.0.cast(), len, stream),
+                CopyDirection::ToHost => calls.memcpy_dtoh_async(dst.0.cast(), from, len, stream),
+                CopyDirection::Within | CopyDirection::Peer => {
+                    calls.memcpy_dtod_async(to, from, len, stream)
+                }
             }
         };
         if let Err(refused) = &started
             && refused.code == INVALID_VALUE
-            && matches!(way, Way::Peer | Way::Within)
+            && matches!(direction, CopyDirection::Peer | CopyDirection::Within)
         {
             started = self.copy_between_contexts(home, (to, from), len, stream);
         }
@@ -189,24 +200,24 @@ impl CudaGpu {
         })
     }
 
-    /// Offers copies of one way to the resident copier, and else gives them to a stream: the
-    /// user's, or the library's own for that way. Returns their event. A `give` that fails leaves
-    /// no copy in flight.
+    /// Offers copies of one direction to the resident copier, and else gives them to a stream: the
+    /// user's, or the library's own for that direction. Returns their event. A `give` that fails
+    /// leaves no copy in flight.
     #[inline(always)]
     pub(super) fn give_copies(
         &self,
         users: Option<StreamHandle>,
         (dst, src): (MemKind, MemKind),
         offer: impl FnOnce(&Copier, &Home) -> Offered,
-        give: impl FnOnce((&Home, Way, StreamHandle)) -> Result<(), GpuError>,
+        give: impl FnOnce((&Home, CopyDirection, StreamHandle)) -> Result<(), GpuError>,
     ) -> Result<GpuEvent, GpuError> {
         let Work { home, copies } = self.work()?;
-        let way = self.way(home, dst, src)?;
+        let direction = self.direction(home, dst, src)?;
         let mut without_kernel = None;
         if users.is_none()
             && let Some(copier) = self.copier_in(home)
         {
-            if matches!(way, Way::Within | Way::Peer) {
+            if matches!(direction, CopyDirection::Within | CopyDirection::Peer) {
                 match offer(copier, home) {
                     Offered::Taken(event) => return Ok(event),
                     Offered::NoKernel => without_kernel = Some(copier),
@@ -216,12 +227,12 @@ impl CudaGpu {
             copier.resident.settle();
         }
         let _current = home.context.enter()?;
-        let stream = users.map_or_else(|| home.lane(way), Ok)?;
+        let stream = users.map_or_else(|| home.lane(direction), Ok)?;
         // Taken before the copies: without an event their end would be unknown.
         let end = users.map(|_| home.spare_event()).transpose()?;
-        give((home, way, stream))?;
+        give((home, direction, stream))?;
         let Some(end) = end else {
-            let event = copies[way as usize].given();
+            let event = copies[direction as usize].given();
             if let Some(copier) = without_kernel {
                 copier.resident.renew();
             }
@@ -234,7 +245,7 @@ impl CudaGpu {
         })
     }
 
-    /// Starts a copy: on a stream of the user's, or on the library's own for that way.
+    /// Starts a copy: on a stream of the user's, or on the library's own for that direction.
     ///
     /// # Safety
     /// As `Gpu::copy`.
@@ -246,7 +257,7 @@ impl CudaGpu {
         len: usize,
     ) -> Result<GpuEvent, GpuError> {
         if len == 0 {
-            self.way(&self.work()?.home, dst.1, src.1)?;
+            self.direction(&self.work()?.home, dst.1, src.1)?;
             return Ok(GpuEvent::new(Arc::new(Fired)));
         }
         let ends = (dst.0 as usize, src.0 as usize);

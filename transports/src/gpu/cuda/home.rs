@@ -2,7 +2,7 @@
 
 use super::calls::Calls;
 use super::capture::Relaxed;
-use super::context::Context;
+use super::context::CudaContext;
 use super::copier::Copier;
 use super::course::CourseWords;
 use super::ends::Kept;
@@ -33,7 +33,7 @@ pub(super) struct Home {
     /// Stream for work that the legacy default stream refuses.
     stand_in: OnceLock<StreamHandle>,
     events: Mutex<Vec<EventHandle>>,
-    pub(super) pool: OnceLock<super::memory::Pool>,
+    pub(super) pool: OnceLock<super::memory::CudaPool>,
     pub(super) peers: Peers,
     /// Streams that wait for words in this context.
     pub(super) waits: Arc<Waits>,
@@ -52,11 +52,11 @@ pub(super) struct Home {
     same_addresses: OnceLock<bool>,
     /// Lock that is held while one of the above is created, so that none is created twice.
     setup: Mutex<()>,
-    pub(super) context: Context,
+    pub(super) context: CudaContext,
 }
 
 impl Home {
-    pub(super) fn new(context: Context, devices: usize, waits: Arc<Waits>) -> Self {
+    pub(super) fn new(context: CudaContext, devices: usize, waits: Arc<Waits>) -> Self {
         Self {
             lanes: std::array::from_fn(|_| Lane::new()),
             copies: AllCopies::default(),

@@ -1,13 +1,13 @@
 //! Handles between processes, in the four forms of the driver.
 
 use super::device::CudaGpu;
-use super::driver::Shared;
+use super::driver::OpenedLibrary;
 use super::error::{
     ALREADY_MAPPED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because,
     released,
 };
 use super::home::Home;
-use super::memory::{self, How, Memory, Pool};
+use super::memory::{self, CudaPool, How, Memory};
 use super::pointer::Facts;
 use super::sys::{
     AllocationHandle, AllocationProp, Bytes64, ContextHandle, DevicePtr, GRANULARITY_MINIMUM,
@@ -30,14 +30,14 @@ use std::sync::{Arc, Weak};
 /// one `cuMemFree` closes both (seen on driver 580). So openings of an address are counted here,
 /// and the pools they came from are kept once each.
 #[derive(Debug, Default)]
-pub(super) struct Opened {
-    bytes: Mutex<HashMap<Name, Weak<Memory>>>,
+pub(super) struct Openings {
+    bytes: Mutex<HashMap<OpeningName, Weak<Memory>>>,
     /// Owner of memory that is open by bytes: for that the driver names the opener's device.
     owners: Mutex<Vec<(Weak<Memory>, GpuUuid)>>,
     pooled: Mutex<Pooled>,
 }
 
-impl Opened {
+impl Openings {
     /// Returns the device that owns the memory at an address, if it was opened by bytes.
     pub(super) fn owner(&self, addr: usize) -> Option<GpuUuid> {
         let covers = |memory: &Memory| memory.ptr <= addr && addr - memory.ptr < memory.span;
@@ -49,13 +49,13 @@ impl Opened {
     }
 }
 
-type Name = (ContextHandle, [u8; 64], AllocId);
+type OpeningName = (ContextHandle, [u8; 64], AllocId);
 
 /// Counts of openings of each address, and of each pool.
 #[derive(Debug, Default)]
 struct Pooled {
     pointers: HashMap<DevicePtr, usize>,
-    pools: HashMap<PoolHandle, (Pool, usize)>,
+    pools: HashMap<PoolHandle, (CudaPool, usize)>,
 }
 
 // ---- export -------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ fn open_bytes(
         return Ok(memory);
     }
     opened.retain(|_, memory| memory.strong_count() > 0);
-    let same_bytes = |(context, other, _): &Name| (*context, *other) == (name.0, name.1);
+    let same_bytes = |(context, other, _): &OpeningName| (*context, *other) == (name.0, name.1);
     if opened.keys().any(same_bytes) {
         // The driver counts openings by the bytes, and would return the mapping of the freed
         // memory.
@@ -393,7 +393,7 @@ fn open_pool(
     }?;
     let (known, _) =
         pooled.pools.entry(pool).and_modify(|(_, openings)| *openings += 1).or_insert_with(|| {
-            let imported = Pool::of(calls, pool);
+            let imported = CudaPool::of(calls, pool);
             (imported, 1)
         });
     let (mut ptr, mut data) = (0, Bytes64(data));
@@ -423,7 +423,7 @@ impl Pooled {
 
 /// One opening of a pool's pointer. The last one closes it.
 struct PoolOpening {
-    shared: &'static Shared,
+    shared: &'static OpenedLibrary,
     home: Arc<Home>,
     ptr: DevicePtr,
     pool: PoolHandle,
@@ -436,7 +436,7 @@ impl Drop for PoolOpening {
     }
 }
 
-fn close_pooled(shared: &Shared, home: &Home, ptr: DevicePtr, pool: PoolHandle) {
+fn close_pooled(shared: &OpenedLibrary, home: &Home, ptr: DevicePtr, pool: PoolHandle) {
     let mut pooled = shared.opened.pooled.lock();
     let left = pooled.pointers.get_mut(&ptr).map_or(0, |openings| {
         *openings -= 1;

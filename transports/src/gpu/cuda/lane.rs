@@ -13,18 +13,18 @@ use crate::sync::TryLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Way of a copy. Each way has a stream of its own, so that none waits for another's engine. More
-/// streams for one way are slower: one copy split over four was, at every size (docs/gpu.md,
-/// "Measured").
+/// Direction of a copy. Each direction has a stream of its own, so that none waits for another's
+/// engine. More streams for one direction are slower: one copy split over four was, at every size
+/// (docs/gpu.md, "Measured").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum CopyDirection {
     FromHost,
     ToHost,
     Within,
     Peer,
 }
 
-impl Way {
+impl CopyDirection {
     pub(super) const ALL: [Self; 4] = [Self::FromHost, Self::ToHost, Self::Within, Self::Peer];
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Lane {
     /// Copies among these that are known to have ended.
     done: AtomicU64,
     /// The event that was recorded last, until it is seen to have fired.
-    mark: TryLock<Option<Mark>>,
+    mark: TryLock<Option<LaneMark>>,
 }
 
 /// The copies of all lanes.
@@ -50,7 +50,7 @@ pub(super) struct AllCopies {
 }
 
 #[derive(Debug)]
-struct Mark {
+struct LaneMark {
     event: EventHandle,
     /// Number of the last copy in front of the event.
     covers: u64,
@@ -75,7 +75,7 @@ impl Lane {
         let Some(mut mark) = self.mark.try_lock() else { return Ok(false) };
         let given = self.given.load(Ordering::Acquire);
         if given != number {
-            if let Some(Mark { event, covers }) = *mark {
+            if let Some(LaneMark { event, covers }) = *mark {
                 if !home.has_fired(event)? {
                     return Ok(false);
                 }
@@ -109,20 +109,20 @@ impl Lane {
     }
 
     /// Records an event behind all copies so far.
-    fn record(&self, home: &Home) -> Result<Mark, GpuError> {
+    fn record(&self, home: &Home) -> Result<LaneMark, GpuError> {
         // Loaded before the record: the stream has been given all copies counted by then.
         let covers = self.given.load(Ordering::Acquire);
         let _current = home.context.enter()?;
         let stream = *home.once(&self.stream, || home.new_stream())?;
-        Ok(Mark { event: home.recorded(stream)?, covers })
+        Ok(LaneMark { event: home.recorded(stream)?, covers })
     }
 }
 
 impl Home {
     /// Returns the stream of a lane. The context is current.
     #[inline]
-    pub(super) fn lane(&self, way: Way) -> Result<StreamHandle, GpuError> {
-        self.once(&self.lane_of(way).stream, || self.new_stream()).copied()
+    pub(super) fn lane(&self, direction: CopyDirection) -> Result<StreamHandle, GpuError> {
+        self.once(&self.lane_of(direction).stream, || self.new_stream()).copied()
     }
 
     /// Returns `true` if no copy of the library's own is in flight. Never blocks.
@@ -142,25 +142,25 @@ impl Home {
     }
 
     /// Returns the stream of a lane, if it was needed before.
-    pub(super) fn lanes_stream(&self, way: Way) -> Option<StreamHandle> {
-        self.lane_of(way).stream.get().copied()
+    pub(super) fn lanes_stream(&self, direction: CopyDirection) -> Option<StreamHandle> {
+        self.lane_of(direction).stream.get().copied()
     }
 
     #[inline]
-    fn lane_of(&self, way: Way) -> &Lane {
-        &self.lanes[way as usize]
+    fn lane_of(&self, direction: CopyDirection) -> &Lane {
+        &self.lanes[direction as usize]
     }
 }
 
 /// The copies of one lane: one sequence, in which the event of a copy is its number.
 pub(super) struct Copies {
     home: Arc<Home>,
-    way: Way,
+    direction: CopyDirection,
 }
 
 impl Copies {
-    pub(super) fn new(home: &Arc<Home>, way: Way) -> Arc<Self> {
-        Arc::new(Self { home: Arc::clone(home), way })
+    pub(super) fn new(home: &Arc<Home>, direction: CopyDirection) -> Arc<Self> {
+        Arc::new(Self { home: Arc::clone(home), direction })
     }
 
     /// Counts a copy that the lane's stream was just given. The event fires when the copy has
@@ -174,7 +174,7 @@ impl Copies {
 
     #[inline]
     fn lane(&self) -> &Lane {
-        self.home.lane_of(self.way)
+        self.home.lane_of(self.direction)
     }
 
     /// Lends a driver's event behind all of them, for a stream to wait for. It is a fresh one,
@@ -184,7 +184,7 @@ impl Copies {
         &self,
         use_it: impl FnOnce(EventHandle) -> Result<T, GpuError>,
     ) -> Result<T, GpuError> {
-        let Mark { event, .. } = self.lane().record(&self.home)?;
+        let LaneMark { event, .. } = self.lane().record(&self.home)?;
         let outcome = use_it(event);
         self.home.keep_event(event);
         outcome
@@ -202,7 +202,7 @@ impl Sequence for Copies {
             return Ok(());
         }
         let lane = self.lane();
-        let Ok(Mark { event, covers }) = lane.record(&self.home) else {
+        let Ok(LaneMark { event, covers }) = lane.record(&self.home) else {
             // The waiter frees the memory next: only the stream's own answer may end the wait.
             while !self.query(number)? {
                 std::thread::yield_now();

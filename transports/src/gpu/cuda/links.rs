@@ -7,16 +7,16 @@ use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 
-type Handle = *mut c_void;
+type NvmlDevice = *mut c_void;
 
 /// The calls in use, of a library that is never closed.
 #[derive(Debug)]
 pub(super) struct Links {
     _library: ManuallyDrop<Library>,
-    by_uuid: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int,
-    p2p_status: unsafe extern "C" fn(Handle, Handle, c_int, *mut c_int) -> c_int,
-    link_state: unsafe extern "C" fn(Handle, c_uint, *mut c_int) -> c_int,
-    ancestor: unsafe extern "C" fn(Handle, Handle, *mut c_int) -> c_int,
+    by_uuid: unsafe extern "C" fn(*const c_char, *mut NvmlDevice) -> c_int,
+    p2p_status: unsafe extern "C" fn(NvmlDevice, NvmlDevice, c_int, *mut c_int) -> c_int,
+    link_state: unsafe extern "C" fn(NvmlDevice, c_uint, *mut c_int) -> c_int,
+    ancestor: unsafe extern "C" fn(NvmlDevice, NvmlDevice, *mut c_int) -> c_int,
 }
 
 /// `NVML_P2P_CAPS_INDEX_NVLINK`.
@@ -72,13 +72,13 @@ impl Links {
         Some(way.to_owned())
     }
 
-    fn device(&self, uuid: GpuUuid) -> Option<Handle> {
+    fn device(&self, uuid: GpuUuid) -> Option<NvmlDevice> {
         let (name, mut handle) = (CString::new(uuid.to_string()).ok()?, std::ptr::null_mut());
         // SAFETY: a string that ends in a zero, and a place for the answer.
         (unsafe { (self.by_uuid)(name.as_ptr(), &raw mut handle) } == 0).then_some(handle)
     }
 
-    fn active_links(&self, device: Handle) -> usize {
+    fn active_links(&self, device: NvmlDevice) -> usize {
         let active = |link: &c_uint| {
             let mut state = 0;
             // SAFETY: a handle that the library gave, and a place for the answer.

@@ -5,7 +5,7 @@ use super::capture::Relaxed;
 use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, because, released};
 use super::home::Home;
-use super::lane::Way;
+use super::lane::CopyDirection;
 use super::sys::{self, AccessDesc, CuDevice, DevicePtr, PoolHandle, PoolProps, handle_type};
 use super::vmm;
 use crate::fork::Owner;
@@ -81,9 +81,9 @@ fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
         match how {
             How::Free => calls.mem_free(ptr),
             How::FreeHost => calls.mem_free_host(ptr as *mut c_void),
-            How::ToPool => {
-                home.lane(Way::Within).and_then(|stream| calls.mem_free_async(ptr, stream))
-            }
+            How::ToPool => home
+                .lane(CopyDirection::Within)
+                .and_then(|stream| calls.mem_free_async(ptr, stream)),
             How::Unmap => {
                 calls.mem_unmap(ptr, span).and_then(|()| calls.mem_address_free(ptr, span))
             }
@@ -172,13 +172,13 @@ fn pinned(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
 
 /// A pool of the library's own. Other processes can open its memory.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct CudaPool {
     calls: &'static Calls,
     pub(super) raw: PoolHandle,
     owner: Owner,
 }
 
-impl Drop for Pool {
+impl Drop for CudaPool {
     fn drop(&mut self) {
         if !self.owner.is_here() {
             return;
@@ -189,7 +189,7 @@ impl Drop for Pool {
     }
 }
 
-impl Pool {
+impl CudaPool {
     /// Wraps a pool that exists already.
     pub(super) fn of(calls: &'static Calls, raw: PoolHandle) -> Self {
         Self { calls, raw, owner: Owner::this_process() }
@@ -215,8 +215,8 @@ impl Pool {
 fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
     let calls = home.calls();
     let span = blocks(len, 512)?;
-    let pool = home.once(&home.pool, || Pool::create(gpu, calls))?.raw;
-    let (stream, mut ptr) = (home.lane(Way::Within)?, 0);
+    let pool = home.once(&home.pool, || CudaPool::create(gpu, calls))?.raw;
+    let (stream, mut ptr) = (home.lane(CopyDirection::Within)?, 0);
     // SAFETY: the place for the answer is ours.
     unsafe { calls.mem_alloc_from_pool_async(&raw mut ptr, span, pool, stream) }?;
     let memory = Memory { home: Arc::clone(home), ptr, span, how: How::ToPool };

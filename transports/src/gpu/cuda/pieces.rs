@@ -9,7 +9,7 @@ use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, MISSING_CALL, NOT_SUPPORTED};
 use super::event::Fired;
 use super::home::Home;
-use super::lane::Way;
+use super::lane::CopyDirection;
 use super::rows::{Copy2d, Copy3d, CopyAttributes, Rows};
 use super::sys::{DevicePtr, StreamHandle};
 use crate::gpu::pieces::Run;
@@ -25,10 +25,10 @@ const OLD: &str = "cuMemcpyBatchAsync";
 const LEGACY_STREAMS: [usize; 2] = [0, 1];
 
 /// Destination of copies.
-type Lane<'a> = (&'a Home, Way, StreamHandle);
+type CopyLane<'a> = (&'a Home, CopyDirection, StreamHandle);
 
 impl CudaGpu {
-    /// Starts many copies: on a stream of the user's, or on the library's own for their way.
+    /// Starts many copies: on a stream of the user's, or on the library's own for their direction.
     ///
     /// # Safety
     /// As `Gpu::copy_pieces`.
@@ -92,7 +92,7 @@ impl CudaGpu {
     ///
     /// # Safety
     /// As `Gpu::copy_pieces`.
-    unsafe fn give_pieces(&self, lane: Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
+    unsafe fn give_pieces(&self, lane: CopyLane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
         let ends = pieces.kinds();
         // For ordinary host memory the batch call may wait. The single calls say so, and are used.
         let is_pageable = ends.0 == MemKind::Host || ends.1 == MemKind::Host;
@@ -138,7 +138,7 @@ impl CudaGpu {
     /// As `Gpu::copy`, of each of them.
     unsafe fn give_run(
         &self,
-        lane: Lane<'_>,
+        lane: CopyLane<'_>,
         (to, from): (MemKind, MemKind),
         run: &Run,
         is_begun: &mut bool,
@@ -174,7 +174,7 @@ impl CudaGpu {
 
 /// Waits for all work of a stream, because the caller will free what its copies touch. Only after
 /// an error, since the stream itself may wait for a word.
-fn settle((home, _, stream): Lane<'_>) {
+fn settle((home, _, stream): CopyLane<'_>) {
     // SAFETY: a stream of this context.
     if let Err(error) = unsafe { home.calls().stream_synchronize(stream) } {
         tracing::debug!(%error, "after copies of which some were refused");
@@ -193,17 +193,17 @@ fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
 /// As `Gpu::copy_pieces`; the context is current.
 #[cold]
 unsafe fn give_batch_to_stand_in(
-    (home, way, legacy): Lane<'_>,
+    (home, direction, legacy): CopyLane<'_>,
     pieces: &Pieces,
 ) -> Result<(), GpuError> {
     let stand_in = home.stand_in()?;
     home.put_behind(stand_in, legacy)?;
     // SAFETY: the caller's promise.
-    let given = unsafe { give_batch((home, way, stand_in), pieces) };
+    let given = unsafe { give_batch((home, direction, stand_in), pieces) };
     // Also after a refusal: some copies may have begun, and will be done once more.
     let is_behind = home.put_behind(legacy, stand_in);
     if is_behind.is_err() {
-        settle((home, way, stand_in));
+        settle((home, direction, stand_in));
     }
     given.and(is_behind)
 }
@@ -212,7 +212,7 @@ unsafe fn give_batch_to_stand_in(
 ///
 /// # Safety
 /// As `Gpu::copy_pieces`; the context is current.
-unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
+unsafe fn give_batch((home, _, stream): CopyLane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
     let to: Vec<DevicePtr> = pieces.iter().map(|(to, ..)| to as DevicePtr).collect();
     let from: Vec<DevicePtr> = pieces.iter().map(|(_, from, _)| from as DevicePtr).collect();
     let lens: Vec<usize> = pieces.iter().map(|(.., len)| len).collect();
@@ -265,7 +265,7 @@ unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(),
 /// # Safety
 /// As `Gpu::copy_grid`; the context is current.
 unsafe fn give_grid(
-    (home, _, stream): Lane<'_>,
+    (home, _, stream): CopyLane<'_>,
     dst: (*mut u8, MemKind),
     src: (*const u8, MemKind),
     grid: &Grid,

@@ -1,6 +1,6 @@
 //! Classification of an address: one batched query.
 
-use super::driver::Shared;
+use super::driver::OpenedLibrary;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because};
 use super::sys::{ContextHandle, handle_type, memory_type, pointer};
 use crate::gpu::{Extent, Forms, Gpu, GpuError, HandleForm};
@@ -55,7 +55,7 @@ impl Facts {
     }
 }
 
-impl Shared {
+impl OpenedLibrary {
     /// Asks the driver. Returns `None` for host memory that it does not know. Needs no context.
     pub(super) fn facts(&self, addr: usize) -> Result<Option<Facts>, GpuError> {
         let known = self.attributes.load(Ordering::Relaxed);
