@@ -3,7 +3,7 @@
 //! [`carrack_transports::sync::chores`].
 
 use carrack_transports::sync::chores::Bit;
-pub(crate) use carrack_transports::sync::chores::{Chores, Found, Waiting};
+pub(crate) use carrack_transports::sync::chores::{Chores, PendingChores, Waiting};
 
 /// A sort of work that may wait for progress.
 #[derive(Clone, Copy, PartialEq, Eq)]

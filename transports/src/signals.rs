@@ -10,9 +10,9 @@ use std::io;
 
 /// A bit of a word of chores that a signal sets, until this is dropped.
 #[derive(Debug)]
-pub struct Listener(signal_hook::SigId);
+pub struct SignalListener(signal_hook::SigId);
 
-impl Listener {
+impl SignalListener {
     /// Makes each SIGUSR1 set a bit. It wakes no thread: a system call of a sleeping thread is
     /// interrupted if the kernel delivers the signal to that thread.
     ///
@@ -28,7 +28,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for SignalListener {
     fn drop(&mut self) {
         unregister(self.0);
     }
@@ -43,7 +43,7 @@ mod tests {
     fn what_is_to_be_done_before_a_signal_and_while_it_is_pending_is_still_there_afterwards() {
         let own = Bit(1 << 17);
         let chores = Chores::default();
-        let listener = Listener::to_usr1(&chores, own).unwrap();
+        let listener = SignalListener::to_usr1(&chores, own).unwrap();
         for chore in (0..usize::BITS).map(|at| Bit(1 << at)).filter(|bit| *bit != own) {
             for is_there_before in [true, false] {
                 if is_there_before {
@@ -61,7 +61,7 @@ mod tests {
         }
         // The other listener still hears it: without a handler the signal would end the process.
         let other = Chores::default();
-        let _other = Listener::to_usr1(&other, own).unwrap();
+        let _other = SignalListener::to_usr1(&other, own).unwrap();
         drop(listener);
         raise(SIGUSR1).unwrap();
         assert!(other.there().has(own) && !chores.there().any());

@@ -17,7 +17,7 @@ use crate::protocol::rndv::{
 };
 use crate::protocol::wire::{Control, Mapped, Rts, TransferVerdict, word};
 use carrack_transports::contract::{
-    Chunk, DownCause, Header, Op, OpToken, PeerId, RemotePlace, Submit, SubmitError,
+    BufferChunk, DownCause, Header, Op, OpToken, PeerId, RemotePlace, Submit, SubmitError,
 };
 use carrack_transports::mem::{Buffer, MemRef, PacketSource};
 use std::sync::Arc;
@@ -371,7 +371,7 @@ impl TxOp {
         let Ok(token) = device.outstanding.insert(OnLink { op, next }) else {
             return TxEvent::ChunkBusy;
         };
-        let chunk = Chunk { of: self.bytes.shared().clone(), at, len };
+        let chunk = BufferChunk { of: self.bytes.shared().clone(), at, len };
         let submitted = linked.link.put_chunk(place, &chunk, OpToken(token));
         if let Ok(Submit::Posted) = submitted {
             run.moved = true;

@@ -13,7 +13,7 @@ use crate::protocol::select::{PathVerdict, Verdict, choose};
 use carrack_transports::contract::{
     Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
 };
-use carrack_transports::sync::hurdles::{Flag, Hurdles};
+use carrack_transports::sync::hurdles::{HurdleFlags, Hurdles};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,13 +49,13 @@ pub(crate) struct Route {
 
 /// Flag of `hurdles`: the peer is gone. Its ring may still take a message, which would never be
 /// read.
-const DOWN: Flag = Flag::FIRST;
+const DOWN: HurdleFlags = HurdleFlags::FIRST;
 /// Flag of `hurdles`: the peer keeps too many messages already, so messages to be matched have to
 /// be offered.
-const HELD: Flag = Flag::SECOND;
+const HELD: HurdleFlags = HurdleFlags::SECOND;
 
 /// Flag of `hurdles`: the peer has too many replies waiting, so nothing else may be posted.
-const OFF: Flag = Flag::THIRD;
+const OFF: HurdleFlags = HurdleFlags::THIRD;
 
 /// A link, and facts about it.
 pub(crate) struct Linked {

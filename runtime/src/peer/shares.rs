@@ -5,7 +5,7 @@
 
 use carrack_transports::contract::Splits;
 use carrack_transports::sync::Split;
-use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
+use carrack_transports::sync::split::{MAX_UNITS, Piece, SplitState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -106,10 +106,10 @@ impl Share {
 
     /// Returns the state of the pieces that the sender took, after all are taken.
     pub(crate) fn others(&self) -> OtherPieces {
-        match self.split().map_or(State::Settled, Split::state) {
-            State::Waiting => OtherPieces::Waiting,
-            State::Settled => OtherPieces::Settled,
-            State::Failed(back) => {
+        match self.split().map_or(SplitState::Settled, Split::state) {
+            SplitState::Waiting => OtherPieces::Waiting,
+            SplitState::Settled => OtherPieces::Settled,
+            SplitState::Failed(back) => {
                 let first = self.division.units().saturating_sub(back);
                 OtherPieces::Failed(self.division.range(Piece { first, count: back }).0)
             }
@@ -121,7 +121,7 @@ impl Share {
     pub(crate) fn close(&self) -> bool {
         let Some(split) = self.split() else { return true };
         split.close(self.turn, self.division.units());
-        split.state() != State::Waiting
+        split.state() != SplitState::Waiting
     }
 }
 

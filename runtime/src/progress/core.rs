@@ -15,7 +15,7 @@ use crate::op::{Ended, Ending, Holder};
 use crate::settings::DumpChoice;
 use crate::streams::Streams;
 use carrack_transports::contract::DownCause;
-use carrack_transports::signals::Listener;
+use carrack_transports::signals::SignalListener;
 use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -36,7 +36,7 @@ pub(crate) struct Core {
     /// Errors of progress that no call has returned yet.
     pub(crate) complaints: Complaints,
     /// Listener for SIGUSR1.
-    _dump: Option<Listener>,
+    _dump: Option<SignalListener>,
     /// Ranks that are known to be gone.
     down: Waiting<HashMap<Rank, DownCause>>,
     /// The words and operations that streams of GPUs wait for.

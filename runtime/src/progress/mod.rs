@@ -282,7 +282,7 @@ impl Pass<'_> {
     }
 
     #[cold]
-    fn look_at_runtime(&mut self, chores: chores::Found) {
+    fn look_at_runtime(&mut self, chores: chores::PendingChores) {
         if chores.has(Chore::Deadlines) {
             self.expire();
         }
@@ -293,7 +293,7 @@ impl Pass<'_> {
 
     /// Begins copies of large messages in the call that learns of them.
     #[cold]
-    fn move_copies(&mut self, chores: chores::Found) {
+    fn move_copies(&mut self, chores: chores::PendingChores) {
         if chores.has(Chore::Pulls) {
             let mut run = self.transfers();
             run.move_pulls();
@@ -308,7 +308,7 @@ impl Pass<'_> {
 
     /// Does the chores, apart from polling the transports.
     #[cold]
-    fn upkeep(&mut self, chores: chores::Found, scratch: &mut Scratch) {
+    fn upkeep(&mut self, chores: chores::PendingChores, scratch: &mut Scratch) {
         if chores.has(Chore::Backlogs) {
             self.move_backlogs();
         }

@@ -4,7 +4,7 @@ use super::ground::{CHUNK, ChunkGround, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, settle, until, until_with_errors};
 use carrack::transports::contract::{
-    Batch, Chunk, Device, Domain, DownCause, Identity, OpToken, PeerId, RemotePlace, Submit,
+    Batch, BufferChunk, Device, Domain, DownCause, Identity, OpToken, PeerId, RemotePlace, Submit,
     SubmitError, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, PacketPool};
@@ -281,7 +281,7 @@ fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
             device.poll(&mut batch, &mut |batch: &mut Batch| drop(batch.drain()));
         }
     }
-    let chunk = Chunk { of: Arc::new(Buffer::Vec(vec![1; 100_000])), at: 0, len: CHUNK };
+    let chunk = BufferChunk { of: Arc::new(Buffer::Vec(vec![1; 100_000])), at: 0, len: CHUNK };
     let put = |rail: u64| {
         link.put_chunk(RemotePlace { addr: 0, key: 1 | rail << 33 }, &chunk, OpToken(1))
     };

@@ -81,7 +81,7 @@ pub trait ExposedChunks: Send + Sync {
 /// Part of a buffer that several operations read at once. Its maker has the buffer for itself
 /// again when they have ended.
 #[derive(Clone, Debug)]
-pub struct Chunk {
+pub struct BufferChunk {
     /// The whole buffer.
     pub of: Arc<Buffer>,
     /// Offset of the chunk in the buffer, in bytes.
@@ -94,12 +94,12 @@ pub struct Chunk {
 #[derive(Clone, Debug)]
 pub struct Imported {
     region: Region,
-    standing: Standing,
+    validity: Validity,
     is_own: bool,
 }
 
 #[derive(Clone, Debug)]
-enum Standing {
+enum Validity {
     /// The mapping stands as long as the registration of that epoch.
     Epoch(Arc<Share>, u64),
     /// The mapping stands as long as the exporter, in this process, keeps the guard's `Arc`.
@@ -111,17 +111,17 @@ impl Imported {
     /// region has no shared word that says whether the registration stands.
     pub fn mapped(region: Region, epoch: u64) -> Option<Self> {
         let share = region.share()?.clone();
-        Some(Self { region, standing: Standing::Epoch(share, epoch), is_own: false })
+        Some(Self { region, validity: Validity::Epoch(share, epoch), is_own: false })
     }
 
     /// Makes an import of memory whose registration has an epoch in a share of its own.
     pub fn watched(region: Region, share: Arc<Share>, epoch: u64) -> Self {
-        Self { region, standing: Standing::Epoch(share, epoch), is_own: false }
+        Self { region, validity: Validity::Epoch(share, epoch), is_own: false }
     }
 
     /// Makes an import of this process's own memory.
     pub fn own(region: Region, guard: Weak<()>) -> Self {
-        Self { region, standing: Standing::Guard(guard), is_own: true }
+        Self { region, validity: Validity::Guard(guard), is_own: true }
     }
 
     /// Marks the import as memory of this very process, which the import keeps alive.
@@ -137,17 +137,17 @@ impl Imported {
 
     /// Returns the same import, without a hold on the memory.
     pub fn downgrade(&self) -> WeakImported {
-        let Self { region, standing, is_own } = self;
-        WeakImported { region: region.downgrade(), standing: standing.clone(), is_own: *is_own }
+        let Self { region, validity, is_own } = self;
+        WeakImported { region: region.downgrade(), validity: validity.clone(), is_own: *is_own }
     }
 
     /// Returns the memory, while the peer keeps it registered. The caller asks before each access.
     /// A registration that ends during an access does no harm, since the memory stays mapped.
     #[inline]
     pub fn region(&self) -> Option<&Region> {
-        let stands = match &self.standing {
-            Standing::Epoch(share, epoch) => *epoch != 0 && share.is_open(*epoch),
-            Standing::Guard(guard) => guard.strong_count() > 0,
+        let stands = match &self.validity {
+            Validity::Epoch(share, epoch) => *epoch != 0 && share.is_open(*epoch),
+            Validity::Guard(guard) => guard.strong_count() > 0,
         };
         stands.then_some(&self.region)
     }
@@ -157,14 +157,14 @@ impl Imported {
 #[derive(Clone, Debug)]
 pub struct WeakImported {
     region: WeakRegion,
-    standing: Standing,
+    validity: Validity,
     is_own: bool,
 }
 
 impl WeakImported {
     /// Returns the region, if an [`Imported`] still holds it.
     pub fn upgrade(&self) -> Option<Imported> {
-        let Self { region, standing, is_own } = self;
-        Some(Imported { region: region.upgrade()?, standing: standing.clone(), is_own: *is_own })
+        let Self { region, validity, is_own } = self;
+        Some(Imported { region: region.upgrade()?, validity: validity.clone(), is_own: *is_own })
     }
 }

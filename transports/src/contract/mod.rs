@@ -56,7 +56,7 @@ pub use caps::{Caps, Locality};
 pub use event::{
     Armed, Batch, DownCause, Event, Mark, Matcher, OpFailure, Payload, Polled, SmallArrival,
 };
-pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WeakImported, WireKey};
+pub use memory::{BufferChunk, Exported, Exposed, ExposedChunks, Imported, WeakImported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
@@ -289,7 +289,7 @@ pub trait Link: Send + Sync {
     fn put_chunk(
         &self,
         to: RemotePlace,
-        chunk: &Chunk,
+        chunk: &BufferChunk,
         token: OpToken,
     ) -> Result<Submit, SubmitError> {
         let _ = (to, chunk, token);

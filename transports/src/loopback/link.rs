@@ -1,6 +1,6 @@
 //! One direction between two devices of a process.
 
-use super::{Inbox, Message, OnItsWay, Queue, Sender};
+use super::{LinkQueue, LoopbackInbox, LoopbackMessage, OnItsWay, SendNotice};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, OpFailure, OpToken, Payload, PeerId, Submit, SubmitError,
 };
@@ -14,9 +14,9 @@ pub(super) const QUEUE: usize = 256;
 #[derive(Debug)]
 pub(super) struct LoopbackLink {
     pub(super) peer: PeerId,
-    pub(super) home: Arc<Inbox>,
-    pub(super) target: Arc<Inbox>,
-    pub(super) queue: Arc<Queue>,
+    pub(super) home: Arc<LoopbackInbox>,
+    pub(super) target: Arc<LoopbackInbox>,
+    pub(super) queue: Arc<LinkQueue>,
 }
 
 impl LoopbackLink {
@@ -33,7 +33,10 @@ impl LoopbackLink {
 
     /// Adds a message to the queue, made only when there is room. The argument of `make` is `true`
     /// if the queue is empty.
-    pub(super) fn push(&self, make: impl FnOnce(bool) -> Result<Message, Submit>) -> Submit {
+    pub(super) fn push(
+        &self,
+        make: impl FnOnce(bool) -> Result<LoopbackMessage, Submit>,
+    ) -> Submit {
         let mut messages = self.queue.messages.lock();
         if messages.len() >= QUEUE {
             return Submit::Busy(Busy::Full);
@@ -84,7 +87,7 @@ impl LoopbackLink {
             } else {
                 return Err(Submit::Busy(Busy::NoPacket));
             };
-            Ok(Message { header, payload: OnItsWay::There(payload) })
+            Ok(LoopbackMessage { header, payload: OnItsWay::There(payload) })
         }))
     }
 
@@ -101,10 +104,10 @@ impl LoopbackLink {
         Ok(self.push(|_| {
             let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
             packet.set_len(buffer.len());
-            let sender = Sender(self.home.clone(), token);
+            let sender = SendNotice(self.home.clone(), token);
             match Transfer::start(Buffer::Packet(packet), std::mem::take(buffer)) {
                 Ok(transfer) => {
-                    Ok(Message { header, payload: OnItsWay::Landing(transfer, sender) })
+                    Ok(LoopbackMessage { header, payload: OnItsWay::Landing(transfer, sender) })
                 }
                 Err(refused) => {
                     // Posted and already ended: the failure is an event like any other.

@@ -97,13 +97,13 @@ impl Domain for LoopbackDomain {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let guard = Arc::new(());
         regions().lock().insert(number, (region.clone(), Arc::downgrade(&guard)));
-        let key = WireKey(Name::of(number).as_bytes().to_vec());
+        let key = WireKey(LoopbackName::of(number).as_bytes().to_vec());
         Ok(Exported::new(key, Withdraw { number, _guard: guard }))
     }
 
     fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
-        let Name { process, number } =
-            Name::ref_from_bytes(&key.0).map_err(|_| "its key is not one of this transport's")?;
+        let LoopbackName { process, number } = LoopbackName::ref_from_bytes(&key.0)
+            .map_err(|_| "its key is not one of this transport's")?;
         if *process != this_process() {
             return Err("it is in another process".into());
         }
@@ -132,7 +132,7 @@ impl LoopbackDomain {
             )
         })?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let inbox = Arc::new(Inbox {
+        let inbox = Arc::new(LoopbackInbox {
             id,
             packets,
             max_message: self.caps.am_copied,
@@ -174,20 +174,20 @@ fn regions() -> &'static Mutex<Regions> {
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Returns the devices of this process, by number.
-fn directory() -> MutexGuard<'static, HashMap<u64, Weak<Inbox>>> {
-    static DEVICES: OnceLock<Mutex<HashMap<u64, Weak<Inbox>>>> = OnceLock::new();
+fn directory() -> MutexGuard<'static, HashMap<u64, Weak<LoopbackInbox>>> {
+    static DEVICES: OnceLock<Mutex<HashMap<u64, Weak<LoopbackInbox>>>> = OnceLock::new();
     DEVICES.get_or_init(Mutex::default).lock()
 }
 
 /// Name of a region or a device among all processes.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Name {
+struct LoopbackName {
     process: [u8; 16],
     number: U64,
 }
 
-impl Name {
+impl LoopbackName {
     fn of(number: u64) -> Self {
         Self { process: this_process(), number: number.into() }
     }
@@ -206,7 +206,7 @@ fn this_process() -> [u8; 16] {
 
 /// State that a device shares with the links to it.
 #[derive(Debug)]
-struct Inbox {
+struct LoopbackInbox {
     id: u64,
     packets: Arc<dyn PacketSource>,
     max_message: usize,
@@ -221,18 +221,18 @@ struct Inbox {
     /// told of its end.
     sources: Mutex<Vec<(PeerId, Weak<Self>)>>,
     /// The queues of the links from this device, with their targets.
-    targets: Mutex<Vec<(Arc<Queue>, Weak<Self>)>>,
+    targets: Mutex<Vec<(Arc<LinkQueue>, Weak<Self>)>>,
 }
 
 #[derive(Debug, Default)]
 struct Ready {
     /// Queues that are not empty, each at most once.
-    queues: VecDeque<Arc<Queue>>,
+    queues: VecDeque<Arc<LinkQueue>>,
     /// Completions of operations posted from here, and news of links.
     news: VecDeque<Event>,
 }
 
-impl Inbox {
+impl LoopbackInbox {
     fn announce(&self, what: impl FnOnce(&mut Ready)) {
         let mut ready = self.ready.lock();
         what(&mut ready);
@@ -251,16 +251,16 @@ impl Inbox {
 
 /// Messages that one link has sent and the target has not taken yet.
 #[derive(Debug)]
-struct Queue {
+struct LinkQueue {
     from: PeerId,
-    messages: Mutex<VecDeque<Message>>,
+    messages: Mutex<VecDeque<LoopbackMessage>>,
     /// `true` while it is on the target's list.
     listed: AtomicBool,
     /// `true` once its last entry was made.
     ended: AtomicBool,
 }
 
-impl Queue {
+impl LinkQueue {
     /// Completes the operations in flight to a device that has closed.
     fn abandon(&self) {
         let left: Vec<_> = self.messages.lock().drain(..).collect();
@@ -273,12 +273,12 @@ impl Queue {
     }
 
     /// Makes the last entry, once.
-    fn end(self: &Arc<Self>, target: &Inbox) {
+    fn end(self: &Arc<Self>, target: &LoopbackInbox) {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
         let payload = OnItsWay::End(DownCause::Closed);
-        self.messages.lock().push_back(Message { header: Header::default(), payload });
+        self.messages.lock().push_back(LoopbackMessage { header: Header::default(), payload });
         if !self.listed.swap(true, Ordering::SeqCst) {
             target.announce(|ready| ready.queues.push_back(self.clone()));
         }
@@ -301,7 +301,7 @@ impl Queue {
 }
 
 #[derive(Debug)]
-struct Message {
+struct LoopbackMessage {
     header: Header,
     payload: OnItsWay,
 }
@@ -310,16 +310,16 @@ struct Message {
 enum OnItsWay {
     There(Payload),
     /// A copy of GPU memory, by its engine; the sender is told when its buffer is free.
-    Landing(Transfer, Sender),
+    Landing(Transfer, SendNotice),
     /// The sender has gone: the last entry of its queue.
     End(DownCause),
 }
 
 /// Inbox to tell when a message has left its sender's buffer.
 #[derive(Debug)]
-struct Sender(Arc<Inbox>, OpToken);
+struct SendNotice(Arc<LoopbackInbox>, OpToken);
 
-impl Sender {
+impl SendNotice {
     fn tell(self, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
         let Self(inbox, token) = self;
         inbox.announce(|ready| ready.news.push_back(Event::Completion { token, buffer, outcome }));
@@ -328,7 +328,7 @@ impl Sender {
 
 #[derive(Debug)]
 struct LoopbackDevice {
-    inbox: Arc<Inbox>,
+    inbox: Arc<LoopbackInbox>,
     identity: Identity,
     polling: TryLock<()>,
 }
@@ -342,7 +342,7 @@ impl LoopbackDevice {
         if target.is_none() && !self.has_messages_of(peer) {
             return Err(SubmitError::Down { peer, cause: DownCause::Closed });
         }
-        let queue = Queue {
+        let queue = LinkQueue {
             from: self.identity.me,
             messages: Mutex::new(VecDeque::with_capacity(TURN)),
             listed: AtomicBool::new(false),
@@ -367,7 +367,7 @@ impl LoopbackDevice {
         self.inbox.ready.lock().queues.iter().any(|queue| queue.from == peer)
     }
 
-    fn take_turn(&self, queue: &Arc<Queue>, batch: &mut Batch) -> bool {
+    fn take_turn(&self, queue: &Arc<LinkQueue>, batch: &mut Batch) -> bool {
         let mut messages = queue.messages.lock();
         for _ in 0..TURN {
             if batch.is_full() {
@@ -380,7 +380,7 @@ impl LoopbackDevice {
                 // Later messages wait: messages of one link arrive in order.
                 break;
             }
-            let Some(Message { header, payload }) = messages.pop_front() else { break };
+            let Some(LoopbackMessage { header, payload }) = messages.pop_front() else { break };
             match payload {
                 OnItsWay::There(payload) => batch.push(Event::arrived(queue.from, header, payload)),
                 OnItsWay::Landing(mut transfer, sender) => {
@@ -401,7 +401,7 @@ impl LoopbackDevice {
 
 impl Device for LoopbackDevice {
     fn address(&self) -> AddressBlob {
-        AddressBlob(Name::of(self.inbox.id).as_bytes().to_vec())
+        AddressBlob(LoopbackName::of(self.inbox.id).as_bytes().to_vec())
     }
 
     fn reach(&self, to: &AddressBlob) -> Reach {
@@ -511,7 +511,7 @@ impl Drop for LoopbackDevice {
 }
 
 fn parse(blob: &AddressBlob) -> Option<([u8; 16], u64)> {
-    let Name { process, number } = Name::ref_from_bytes(&blob.0).ok()?;
+    let LoopbackName { process, number } = LoopbackName::ref_from_bytes(&blob.0).ok()?;
     Some((*process, number.get()))
 }
 

@@ -35,8 +35,8 @@ fn an_operation_that_comes_to_its_queue_behind_a_close_ends_once() {
             packet.set_len(region.len());
             let whole = Buffer::from(region.whole());
             let transfer = Transfer::start(Buffer::Packet(packet), whole).unwrap();
-            let payload = OnItsWay::Landing(transfer, Sender(here.inbox.clone(), OpToken(1)));
-            Ok(Message { header: Header([0; 2]), payload })
+            let payload = OnItsWay::Landing(transfer, SendNotice(here.inbox.clone(), OpToken(1)));
+            Ok(LoopbackMessage { header: Header([0; 2]), payload })
         });
         assert_eq!(submitted, Submit::Posted);
         assert_eq!(ends_of(&here), 1, "the sender closes: {sender_closes}");

@@ -20,7 +20,7 @@ const FIRST_PAGE: usize = 4096;
 pub(super) struct Block {
     /// Claim, dropped before the chunk: the chunk's addresses may be given out again as soon as it
     /// is freed.
-    _claim: Claim,
+    _claim: AddressClaim,
     chunk: Chunk,
     id: Option<AllocId>,
 }
@@ -51,7 +51,7 @@ impl Block {
         let asked = Asked { own: allocator.gpu(), drivers };
         let id = asked.check(kind, base, len)?;
         // Last, so that memory that failed a check is not claimed: other pools may have it.
-        let claim = Claim::of(base, len)?;
+        let claim = AddressClaim::of(base, len)?;
         Ok(Self { _claim: claim, chunk, id })
     }
 
@@ -121,7 +121,7 @@ impl Asked<'_> {
 
 /// Addresses that belong to a pool of this process while this lives.
 #[derive(Debug)]
-struct Claim(usize);
+struct AddressClaim(usize);
 
 /// Lengths of all claims, by their first addresses.
 static CLAIMS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
@@ -130,7 +130,7 @@ fn claims() -> MutexGuard<'static, BTreeMap<usize, usize>> {
     CLAIMS.lock()
 }
 
-impl Claim {
+impl AddressClaim {
     fn of(base: usize, len: usize) -> Result<Self, AllocError> {
         let mut claims = claims();
         // Claims do not overlap each other: only the last one that starts before this one's end
@@ -145,7 +145,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for AddressClaim {
     fn drop(&mut self) {
         claims().remove(&self.0);
     }

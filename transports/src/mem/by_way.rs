@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// position; a block may end in the middle of a piece.
 pub struct ByWay {
     together: Together,
-    by_cpu: Mark,
-    by_engine: Mark,
+    by_cpu: PiecePosition,
+    by_engine: PiecePosition,
     len: usize,
 }
 
@@ -24,12 +24,12 @@ unsafe impl Sync for ByWay {}
 
 /// Position of a half: a piece, and an offset in it in bytes.
 #[derive(Clone, Copy, Default)]
-struct Mark {
+struct PiecePosition {
     piece: usize,
     within: usize,
 }
 
-impl Mark {
+impl PiecePosition {
     /// Returns the copies, or parts of them, for the next `len` bytes: target, source, offset in
     /// the block, length.
     fn next(
@@ -59,7 +59,7 @@ impl ByWay {
     /// memory the CPU may not touch on either side.
     pub fn of(together: Together) -> Option<Self> {
         let len = together.pieces().iter().map(|(.., len)| len).sum();
-        let (by_cpu, by_engine) = (Mark::default(), Mark::default());
+        let (by_cpu, by_engine) = (PiecePosition::default(), PiecePosition::default());
         together.goes_by_way().then_some(Self { together, by_cpu, by_engine, len })
     }
 

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// hand passes once over each range that was looked up since it last came by.
 #[derive(Debug)]
 pub(super) struct Extents<T> {
-    by_base: BTreeMap<usize, Slot<T>>,
+    by_base: BTreeMap<usize, ExtentSlot<T>>,
     limit: usize,
     /// Address at which the search for room goes on.
     hand: usize,
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct ExtentSlot<T> {
     end: usize,
     used: AtomicBool,
     value: T,
@@ -61,7 +61,7 @@ impl<T> Extents<T> {
         if self.by_base.len() >= self.limit {
             gone.extend(self.evict());
         }
-        let slot = Slot { end: range.end, used: AtomicBool::new(true), value };
+        let slot = ExtentSlot { end: range.end, used: AtomicBool::new(true), value };
         self.by_base.insert(range.start, slot);
         gone
     }
@@ -110,21 +110,21 @@ mod tests {
     use proptest::prelude::*;
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum ExtentStep {
         Insert(Range<usize>),
         Take(Range<usize>),
         Get(usize),
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<ExtentStep>> {
         // Few addresses, so that ranges meet; some at the end of the address space.
         let start = prop_oneof![4 => 0_usize..64, 1 => usize::MAX - 16..usize::MAX];
         let range = (start, 0_usize..12).prop_map(|(start, len)| start..start.saturating_add(len));
         let addr = prop_oneof![4 => 0_usize..80, 1 => usize::MAX - 16..=usize::MAX];
         let step = prop_oneof![
-            4 => range.clone().prop_map(Step::Insert),
-            1 => range.prop_map(Step::Take),
-            3 => addr.prop_map(Step::Get),
+            4 => range.clone().prop_map(ExtentStep::Insert),
+            1 => range.prop_map(ExtentStep::Take),
+            3 => addr.prop_map(ExtentStep::Get),
         ];
         proptest::collection::vec(step, 1..80)
     }
@@ -154,10 +154,10 @@ mod tests {
             let mut model: Vec<(Range<usize>, usize)> = Vec::new();
             for (at, step) in steps.into_iter().enumerate() {
                 match step {
-                    Step::Insert(range) if range.is_empty() => {
+                    ExtentStep::Insert(range) if range.is_empty() => {
                         prop_assert_eq!(extents.insert(range.clone(), at), [(range, at)]);
                     }
-                    Step::Insert(range) => {
+                    ExtentStep::Insert(range) => {
                         let gone = extents.insert(range.clone(), at);
                         let stay = model.iter().filter(|(one, _)| !overlaps(one, &range));
                         let room = limit - stay.count();
@@ -165,11 +165,11 @@ mod tests {
                         prop_assert_eq!(evicted, usize::from(room == 0));
                         model.push((range, at));
                     }
-                    Step::Take(range) => {
+                    ExtentStep::Take(range) => {
                         let gone = extents.take(&range);
                         prop_assert_eq!(leave(&mut model, &range, &gone), 0);
                     }
-                    Step::Get(addr) => {
+                    ExtentStep::Get(addr) => {
                         let known = model.iter().find(|(range, _)| range.contains(&addr));
                         let found = extents.get(addr).map(|(range, value)| (range, *value));
                         prop_assert_eq!(found, known.cloned());

@@ -101,14 +101,14 @@ pub struct KnownMemory {
 
 #[derive(Debug)]
 struct Table {
-    extents: Extents<Entry>,
+    extents: Extents<KnownEntry>,
     /// Roots that the table does not keep, or keeps no longer, and of which regions may still
     /// exist.
     not_kept: Vec<(Range<usize>, WeakRegion)>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct KnownEntry {
     id: AllocId,
     /// Weak: the table does not keep a driver alive.
     driver: Weak<dyn Driver>,
@@ -135,7 +135,7 @@ enum Recalled {
     Unknown,
 }
 
-impl Entry {
+impl KnownEntry {
     fn kind(&self) -> MemKind {
         match &self.what {
             What::Device(root) => root.kind(),
@@ -205,7 +205,10 @@ impl KnownMemory {
 
     /// Changes the table. Entries that leave it are dropped without the lock: freeing GPU memory
     /// takes time, and a root's keeper may be any code.
-    fn change<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<(Range<usize>, Entry)>)) -> T {
+    fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Table) -> (T, Vec<(Range<usize>, KnownEntry)>),
+    ) -> T {
         let mut table: RwLockWriteGuard<'_, Table> = self.table.write();
         let (answer, gone) = change(&mut table);
         for (range, entry) in &gone {
@@ -379,7 +382,7 @@ impl KnownMemory {
             {
                 return (entry.root().cloned(), Vec::new());
             }
-            let entry = Entry { id, driver, what };
+            let entry = KnownEntry { id, driver, what };
             let root = entry.root().cloned();
             (root, table.extents.insert(base..extent.end(), entry))
         })
@@ -451,7 +454,7 @@ impl KnownMemory {
 impl Table {
     /// Records that no driver knows the memory at an address any more. Returns the entries that
     /// this removes.
-    fn bury(&mut self, addr: usize) -> Vec<(Range<usize>, Entry)> {
+    fn bury(&mut self, addr: usize) -> Vec<(Range<usize>, KnownEntry)> {
         match self.extents.get(addr).map(|(range, entry)| (range, entry.freed())) {
             Some((range, Some(freed))) => self.extents.insert(range, freed),
             Some((range, None)) => self.extents.take(&range),

@@ -38,7 +38,7 @@ struct Pool {
     packet_size: usize,
     limit: usize,
     free: FreeList,
-    slabs: Box<[OnceLock<Slab>]>,
+    slabs: Box<[OnceLock<PacketSlab>]>,
     /// Lock that is held while the pool grows.
     growth: Mutex<Growth>,
     /// Bytes of regions that are in use, and their limit.
@@ -48,12 +48,12 @@ struct Pool {
 
 /// First address of a slab's packets, in a block that the pool keeps.
 #[derive(Clone, Copy)]
-struct Slab(NonNull<u8>);
+struct PacketSlab(NonNull<u8>);
 
 // SAFETY: an address that is not read through here.
-unsafe impl Send for Slab {}
+unsafe impl Send for PacketSlab {}
 // SAFETY: as above.
-unsafe impl Sync for Slab {}
+unsafe impl Sync for PacketSlab {}
 
 #[derive(Default)]
 struct Growth {
@@ -199,7 +199,7 @@ impl Pool {
     }
 
     /// Cuts a slab from the last block, or from a fresh one.
-    fn new_slab(&self, growth: &mut Growth) -> Result<Slab, AllocError> {
+    fn new_slab(&self, growth: &mut Growth) -> Result<PacketSlab, AllocError> {
         let kind = self.allocator.kind();
         let size = self.packet_size.saturating_mul(SLAB);
         if growth.left == 0 {
@@ -219,7 +219,7 @@ impl Pool {
         let none = AllocError::OutOfMemory { bytes: size, kind };
         let base = growth.blocks.last().ok_or(none)?.base();
         // SAFETY: the block has room for another slab, there.
-        let slab = Slab(unsafe { base.add(growth.offset) });
+        let slab = PacketSlab(unsafe { base.add(growth.offset) });
         growth.left -= 1;
         growth.offset += size;
         Ok(slab)
@@ -228,7 +228,7 @@ impl Pool {
     #[inline]
     fn chunk(&self, slot: u32) -> Option<NonNull<u8>> {
         let (slab, at) = (slot as usize / SLAB, slot as usize % SLAB);
-        let Slab(base) = self.slabs.get(slab)?.get()?;
+        let PacketSlab(base) = self.slabs.get(slab)?.get()?;
         // SAFETY: a slab has `SLAB` packets, in a block that the pool keeps.
         Some(unsafe { base.add(at * self.packet_size) })
     }
@@ -298,7 +298,7 @@ impl PacketHome for Pool {
 
     fn extent(&self, slot: u32) -> (usize, usize) {
         let slab = self.slabs.get(slot as usize / SLAB).and_then(OnceLock::get);
-        (slab.map_or(0, |Slab(base)| base.addr().get()), self.packet_size * SLAB)
+        (slab.map_or(0, |PacketSlab(base)| base.addr().get()), self.packet_size * SLAB)
     }
 }
 

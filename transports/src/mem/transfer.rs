@@ -11,18 +11,18 @@ use crate::gpu::{GpuError, GpuEvent, Stream};
 pub struct Transfer {
     dst: Buffer,
     src: Buffer,
-    state: State,
+    state: TransferState,
 }
 
 #[derive(Debug)]
-enum State {
+enum TransferState {
     Done,
     /// The copy is with the process whose engine copies.
     Pending(GpuEvent, Owner),
     Failed(Box<CopyError>),
 }
 
-impl State {
+impl TransferState {
     #[inline]
     fn pending(event: GpuEvent) -> Self {
         Self::Pending(event, Owner::this_process())
@@ -64,8 +64,10 @@ impl Transfer {
         let copied = unsafe { copy(dst.view_mut(), src.view()) };
         let (dst, src) = (Buffer::Region(dst), Buffer::Region(src));
         match copied {
-            Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
-            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::pending(event) }),
+            Ok(Copied::Done) => Ok(Self { dst, src, state: TransferState::Done }),
+            Ok(Copied::Pending(event)) => {
+                Ok(Self { dst, src, state: TransferState::pending(event) })
+            }
             Err(cause) => Err(Box::new(Refused { dst, src, cause })),
         }
     }
@@ -118,15 +120,17 @@ impl Transfer {
             },
         };
         match started {
-            Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
-            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::pending(event) }),
+            Ok(Copied::Done) => Ok(Self { dst, src, state: TransferState::Done }),
+            Ok(Copied::Pending(event)) => {
+                Ok(Self { dst, src, state: TransferState::pending(event) })
+            }
             Err(cause) => Err(Box::new(Refused { dst, src, cause })),
         }
     }
 
     /// Holds a copy that was begun between parts of these buffers.
     pub(super) fn in_flight(dst: Buffer, src: Buffer, event: GpuEvent) -> Self {
-        Self { dst, src, state: State::pending(event) }
+        Self { dst, src, state: TransferState::pending(event) }
     }
 
     /// Returns the result, or `None` while the copy runs. Never blocks.
@@ -138,10 +142,10 @@ impl Transfer {
     /// Returns `true` once the copy has ended. Never blocks.
     #[inline(always)]
     pub fn has_ended(&mut self) -> bool {
-        let State::Pending(event, _) = &self.state else { return true };
+        let TransferState::Pending(event, _) = &self.state else { return true };
         match event.query() {
             Ok(false) => return false,
-            Ok(true) => self.state = State::Done,
+            Ok(true) => self.state = TransferState::Done,
             Err(cause) => self.fail(cause),
         }
         true
@@ -150,15 +154,15 @@ impl Transfer {
     #[cold]
     fn fail(&mut self, cause: GpuError) {
         let (dst, src) = (kind_of(&self.dst), kind_of(&self.src));
-        self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
+        self.state = TransferState::Failed(Box::new(CopyError::Engine { dst, src, cause }));
     }
 
     /// Returns the error of a copy that has failed.
     #[inline]
     pub fn failure(&self) -> Option<&CopyError> {
         match &self.state {
-            State::Failed(error) => Some(error),
-            State::Done | State::Pending(..) => None,
+            TransferState::Failed(error) => Some(error),
+            TransferState::Done | TransferState::Pending(..) => None,
         }
     }
 
@@ -166,7 +170,9 @@ impl Transfer {
     /// asking.
     pub fn is_behind(&self, earlier: &Self) -> bool {
         match (&self.state, &earlier.state) {
-            (State::Pending(event, _), State::Pending(earlier, _)) => event.is_behind(earlier),
+            (TransferState::Pending(event, _), TransferState::Pending(earlier, _)) => {
+                event.is_behind(earlier)
+            }
             _ => false,
         }
     }
@@ -179,7 +185,7 @@ impl Transfer {
     /// Does the same, but leaves the transfer in place, ended and with two empty buffers.
     pub fn take_buffers(&mut self) -> (Buffer, Buffer) {
         self.settle();
-        self.state = State::Done;
+        self.state = TransferState::Done;
         (std::mem::take(&mut self.dst), std::mem::take(&mut self.src))
     }
 
@@ -191,7 +197,7 @@ impl Transfer {
 
     fn settle(&mut self) {
         // A fork has no engine to wait for: the engine and the memory are its parent's.
-        if let State::Pending(event, owner) = &self.state
+        if let TransferState::Pending(event, owner) = &self.state
             && owner.is_here()
             && let Err(error) = event.wait()
         {

@@ -28,11 +28,11 @@ pub struct Protocol {
 }
 
 /// Bytes in front of a message's body.
-pub const HEADER: usize = size_of::<Header>();
+pub const HEADER: usize = size_of::<MessageHeader>();
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Header {
+struct MessageHeader {
     magic: [u8; 8],
     protocol: [u8; 4],
     version: U32,
@@ -43,7 +43,7 @@ impl Protocol {
     /// Returns a message of a kind: its header, then the parts of its body.
     pub fn message(&self, kind: u32, body: &[&[u8]]) -> Vec<u8> {
         let (version, kind) = (self.version.into(), kind.into());
-        let header = Header { magic: MAGIC, protocol: self.tag, version, kind };
+        let header = MessageHeader { magic: MAGIC, protocol: self.tag, version, kind };
         let mut bytes = header.as_bytes().to_vec();
         body.iter().for_each(|part| bytes.extend(*part));
         bytes
@@ -70,7 +70,7 @@ impl Protocol {
         if bytes[..known] != MAGIC[..known] {
             return Err("a message that is not Carrack's".into());
         }
-        let (header, body) = Header::read_from_prefix(bytes)
+        let (header, body) = MessageHeader::read_from_prefix(bytes)
             .map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
         if header.protocol != self.tag {
             return Err("a message of another protocol of Carrack's".into());

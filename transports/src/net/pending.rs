@@ -23,7 +23,7 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 /// Pending connections, by place.
 #[derive(Debug)]
 pub struct Pending<T> {
-    places: Vec<Option<Place<T>>>,
+    places: Vec<Option<PendingEntry<T>>>,
     free: Vec<u32>,
     /// Places by the order in which they were taken.
     order: BTreeMap<u64, u32>,
@@ -36,7 +36,7 @@ pub struct Pending<T> {
 }
 
 #[derive(Debug)]
-struct Place<T> {
+struct PendingEntry<T> {
     number: u64,
     since: Instant,
     value: T,
@@ -79,7 +79,7 @@ impl<T> Pending<T> {
         while let Some(place) = self.crowded() {
             self.take(place);
         }
-        let place = Place { number: self.next, since: now, value };
+        let entry = PendingEntry { number: self.next, since: now, value };
         self.next += 1;
         let at = match self.free.pop() {
             Some(at) => at,
@@ -88,19 +88,19 @@ impl<T> Pending<T> {
                 u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
             }
         };
-        self.order.insert(place.number, at);
-        self.places[at as usize] = Some(place);
+        self.order.insert(entry.number, at);
+        self.places[at as usize] = Some(entry);
         at
     }
 
     /// Returns the connection at a place.
     pub fn get(&self, place: u32) -> Option<&T> {
-        self.places.get(place as usize)?.as_ref().map(|place| &place.value)
+        self.places.get(place as usize)?.as_ref().map(|entry| &entry.value)
     }
 
     /// Returns the connection at a place.
     pub fn get_mut(&mut self, place: u32) -> Option<&mut T> {
-        self.places.get_mut(place as usize)?.as_mut().map(|place| &mut place.value)
+        self.places.get_mut(place as usize)?.as_mut().map(|entry| &mut entry.value)
     }
 
     /// Notes that a connection has proved itself. It keeps its place until it is taken out, and is
@@ -140,8 +140,8 @@ impl<T> Pending<T> {
 
     /// Returns the places that are taken, in the order in which that happened.
     pub fn places(&self) -> Vec<u32> {
-        let taken = (0..).zip(&self.places).filter_map(|(at, place)| Some((place.as_ref()?, at)));
-        let mut taken: Vec<_> = taken.map(|(place, at)| (place.number, at)).collect();
+        let taken = (0..).zip(&self.places).filter_map(|(at, entry)| Some((entry.as_ref()?, at)));
+        let mut taken: Vec<_> = taken.map(|(entry, at)| (entry.number, at)).collect();
         taken.sort_unstable();
         taken.into_iter().map(|(_, at)| at).collect()
     }

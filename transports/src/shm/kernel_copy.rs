@@ -7,7 +7,7 @@ use super::link::Outgoing;
 use super::segment::Segment;
 use crate::contract::{DownCause, PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
-use crate::sync::revocable::Inside;
+use crate::sync::revocable::Presence;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +49,7 @@ impl KernelCopy {
     }
 
     /// Keeps the process from giving back buffers that it has named, while the value lives.
-    fn enter(&self) -> Result<Inside<'_>, PeerMemoryError> {
+    fn enter(&self) -> Result<Presence<'_>, PeerMemoryError> {
         let is_open = self.has_answered.load(Ordering::Relaxed) || self.is_answered();
         let inside = is_open.then(|| self.segment.access().enter()).flatten();
         inside.ok_or(PeerMemoryError::Gone(DownCause::Closed))

@@ -33,9 +33,9 @@ pub(super) struct Alone {
 }
 
 /// This thread is alone until this is dropped.
-pub(super) struct Inside<'a>(&'a Alone);
+pub(super) struct AloneGuard<'a>(&'a Alone);
 
-impl Drop for Inside<'_> {
+impl Drop for AloneGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Release: the next thread sees what was done alone.
@@ -56,7 +56,7 @@ impl Alone {
     /// Returns `Some` if this thread takes the step alone. `None`: this and all other threads take
     /// it by exchange from now on.
     #[inline(always)]
-    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+    pub(super) fn enter(&self) -> Option<AloneGuard<'_>> {
         let me = this_thread();
         if self.who.load(Ordering::Relaxed) == me {
             self.inside.store(true, Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl Alone {
             // reaches it.
             light(cfg!(any(loom, miri)));
             if self.who.load(Ordering::Relaxed) == me {
-                return Some(Inside(self));
+                return Some(AloneGuard(self));
             }
             self.inside.store(false, Ordering::Release);
         }
@@ -74,7 +74,7 @@ impl Alone {
 
     /// Registers this thread as the first, or ends the time of the first.
     #[cold]
-    fn come(&self, me: u64) -> Option<Inside<'_>> {
+    fn come(&self, me: u64) -> Option<AloneGuard<'_>> {
         match self.who.compare_exchange(NO_THREAD, me, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) => return self.enter(),
             Err(ENDING | SHARED) => {}

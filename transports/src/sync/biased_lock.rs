@@ -41,10 +41,10 @@ pub struct BiasedLock<T> {
     /// The ordinary lock.
     taken: AtomicBool,
     barrier: Barrier,
-    inside: UnsafeCell<Inside<T>>,
+    inside: UnsafeCell<BiasedState<T>>,
 }
 
-struct Inside<T> {
+struct BiasedState<T> {
     value: T,
     last: u64,
     streak: u32,
@@ -94,7 +94,7 @@ impl<T> BiasedLock<T> {
             owner_in: AtomicBool::new(false),
             taken: AtomicBool::new(false),
             barrier,
-            inside: UnsafeCell::new(Inside { value, last: NO_THREAD, streak: 0 }),
+            inside: UnsafeCell::new(BiasedState { value, last: NO_THREAD, streak: 0 }),
         }
     }
 

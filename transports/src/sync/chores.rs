@@ -29,8 +29,8 @@ impl Chores {
 
     /// Returns the kinds of work that are pending.
     #[inline(always)]
-    pub fn there(&self) -> Found {
-        Found(self.there.load(Ordering::Acquire))
+    pub fn there(&self) -> PendingChores {
+        PendingChores(self.there.load(Ordering::Acquire))
     }
 
     /// Notes that work of a kind is pending, or not. The holder of the lock on that work calls it.
@@ -68,9 +68,9 @@ impl Chores {
 
 /// Kinds of work that were pending at some moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Found(usize);
+pub struct PendingChores(usize);
 
-impl Found {
+impl PendingChores {
     /// Returns `true` if work of any kind was pending.
     #[inline(always)]
     pub fn any(self) -> bool {

@@ -9,9 +9,9 @@ pub struct Hurdles(AtomicU32);
 
 /// One of the three flags of [`Hurdles`], or several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Flag(u32);
+pub struct HurdleFlags(u32);
 
-impl Flag {
+impl HurdleFlags {
     /// The first flag.
     pub const FIRST: Self = Self(1 << 31);
     /// The second flag.
@@ -25,7 +25,7 @@ impl Flag {
     }
 }
 
-const FLAGS: u32 = Flag::FIRST.and(Flag::SECOND).and(Flag::THIRD).0;
+const FLAGS: u32 = HurdleFlags::FIRST.and(HurdleFlags::SECOND).and(HurdleFlags::THIRD).0;
 
 impl Hurdles {
     /// Returns `true` if there are no obstacles.
@@ -36,18 +36,18 @@ impl Hurdles {
 
     /// Returns `true` if there are no obstacles except possibly these flags.
     #[inline]
-    pub fn none_but(&self, flag: Flag) -> bool {
+    pub fn none_but(&self, flag: HurdleFlags) -> bool {
         self.0.load(Ordering::Acquire) & !flag.0 == 0
     }
 
     /// Returns `true` if a flag is raised.
     #[inline]
-    pub fn has(&self, flag: Flag) -> bool {
+    pub fn has(&self, flag: HurdleFlags) -> bool {
         self.0.load(Ordering::Acquire) & flag.0 != 0
     }
 
     /// Raises or lowers a flag.
-    pub fn set(&self, flag: Flag, is_raised: bool) {
+    pub fn set(&self, flag: HurdleFlags, is_raised: bool) {
         match is_raised {
             true => self.0.fetch_or(flag.0, Ordering::AcqRel),
             false => self.0.fetch_and(!flag.0, Ordering::AcqRel),
@@ -78,21 +78,21 @@ mod models {
     fn loom_flags_that_change_while_the_count_does_stay_as_they_are_set() {
         loom::model(|| {
             let hurdles = Arc::new(Hurdles(AtomicU32::new(0)));
-            hurdles.set(Flag::SECOND, true);
+            hurdles.set(HurdleFlags::SECOND, true);
             hurdles.set_count(3);
             let other = {
                 let hurdles = hurdles.clone();
                 thread::spawn(move || {
-                    hurdles.set(Flag::FIRST, true);
-                    hurdles.set(Flag::SECOND, false);
+                    hurdles.set(HurdleFlags::FIRST, true);
+                    hurdles.set(HurdleFlags::SECOND, false);
                 })
             };
             hurdles.set_count(1);
-            assert!(!hurdles.none_but(Flag::FIRST));
+            assert!(!hurdles.none_but(HurdleFlags::FIRST));
             hurdles.set_count(0);
             other.join().unwrap();
-            assert!(hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
-            assert!(!hurdles.none() && hurdles.none_but(Flag::FIRST));
+            assert!(hurdles.has(HurdleFlags::FIRST) && !hurdles.has(HurdleFlags::SECOND));
+            assert!(!hurdles.none() && hurdles.none_but(HurdleFlags::FIRST));
         });
     }
 }
@@ -106,16 +106,25 @@ mod tests {
         let hurdles = Hurdles::default();
         assert!(hurdles.none());
         hurdles.set_count(usize::MAX);
-        assert!(!hurdles.none() && !hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
-        hurdles.set(Flag::FIRST, true);
+        assert!(
+            !hurdles.none()
+                && !hurdles.has(HurdleFlags::FIRST)
+                && !hurdles.has(HurdleFlags::SECOND)
+        );
+        hurdles.set(HurdleFlags::FIRST, true);
         assert_eq!(hurdles.count(), (1 << 29) - 1);
         hurdles.set_count(0);
-        assert!(!hurdles.none() && hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
-        assert!(hurdles.none_but(Flag::FIRST) && !hurdles.none_but(Flag::SECOND));
-        hurdles.set(Flag::THIRD, true);
-        assert!(!hurdles.none_but(Flag::FIRST) && hurdles.none_but(Flag::FIRST.and(Flag::THIRD)));
-        hurdles.set(Flag::THIRD, false);
-        hurdles.set(Flag::FIRST, false);
+        assert!(
+            !hurdles.none() && hurdles.has(HurdleFlags::FIRST) && !hurdles.has(HurdleFlags::SECOND)
+        );
+        assert!(hurdles.none_but(HurdleFlags::FIRST) && !hurdles.none_but(HurdleFlags::SECOND));
+        hurdles.set(HurdleFlags::THIRD, true);
+        assert!(
+            !hurdles.none_but(HurdleFlags::FIRST)
+                && hurdles.none_but(HurdleFlags::FIRST.and(HurdleFlags::THIRD))
+        );
+        hurdles.set(HurdleFlags::THIRD, false);
+        hurdles.set(HurdleFlags::FIRST, false);
         assert!(hurdles.none());
     }
 }

@@ -13,14 +13,14 @@ use std::mem::MaybeUninit;
 /// returns the value: nothing is overwritten (LCI's array queue overwrites) and nothing is lost.
 pub struct Queue<T> {
     cells: Cells<T>,
-    tail: CachePadded<End>,
-    head: CachePadded<End>,
+    tail: CachePadded<QueueEnd>,
+    head: CachePadded<QueueEnd>,
     /// A position before which every push had ended when `len` last looked.
     filled: CachePadded<AtomicUsize>,
 }
 
 /// One end of the queue, where values come in or go out.
-struct End {
+struct QueueEnd {
     /// The position of the next value.
     at: AtomicUsize,
     alone: Alone,
@@ -28,7 +28,7 @@ struct End {
 
 /// Readiness of a cell for an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum Readiness {
     /// The cell is ready for it.
     Now,
     /// Another operation on the cell has to come first.
@@ -57,12 +57,12 @@ impl<T> Cells<T> {
 impl<T> Cell<T> {
     /// Returns its readiness for the operation of this turn.
     #[inline(always)]
-    fn stands_at(&self, turn: usize) -> Turn {
+    fn stands_at(&self, turn: usize) -> Readiness {
         // Acquire: the operation before has ended, and is seen.
         match self.turn.load(Ordering::Acquire).wrapping_sub(turn) as isize {
-            0 => Turn::Now,
-            ..0 => Turn::Later,
-            _ => Turn::Past,
+            0 => Readiness::Now,
+            ..0 => Readiness::Later,
+            _ => Readiness::Past,
         }
     }
 
@@ -90,8 +90,8 @@ impl<T> Queue<T> {
         let filled = CachePadded::new(AtomicUsize::new(0));
         Self {
             cells: Cells((0..capacity).map(cell).collect()),
-            tail: End::new(),
-            head: End::new(),
+            tail: QueueEnd::new(),
+            head: QueueEnd::new(),
             filled,
         }
     }
@@ -114,7 +114,7 @@ impl<T> Queue<T> {
         let known = if known <= self.capacity() { known } else { 0 };
         let is_filled = |&count: &usize| {
             let at = head.wrapping_add(count);
-            self.cells.at(at).stands_at(at.wrapping_add(1)) == Turn::Now
+            self.cells.at(at).stands_at(at.wrapping_add(1)) == Readiness::Now
         };
         let count =
             (known..self.capacity()).find(|count| !is_filled(count)).unwrap_or(self.capacity());
@@ -131,10 +131,10 @@ impl<T> Queue<T> {
         loop {
             let at = self.head.at.load(Ordering::Relaxed);
             match self.cells.at(at).stands_at(at.wrapping_add(1)) {
-                Turn::Now => return false,
-                Turn::Later => return true,
+                Readiness::Now => return false,
+                Readiness::Later => return true,
                 // Another consumer has taken that value since.
-                Turn::Past => {}
+                Readiness::Past => {}
             }
         }
     }
@@ -176,7 +176,7 @@ impl<T> Queue<T> {
     }
 }
 
-impl End {
+impl QueueEnd {
     fn new() -> CachePadded<Self> {
         CachePadded::new(Self { at: AtomicUsize::new(0), alone: Alone::new() })
     }
@@ -188,7 +188,7 @@ impl End {
         if let Some(_alone) = self.alone.enter() {
             let at = self.at.load(Ordering::Relaxed);
             let cell = cells.at(at);
-            if cell.stands_at(at.wrapping_add(ahead)) != Turn::Now {
+            if cell.stands_at(at.wrapping_add(ahead)) != Readiness::Now {
                 return None;
             }
             self.at.store(at.wrapping_add(1), Ordering::Relaxed);
@@ -207,13 +207,14 @@ impl End {
         loop {
             let cell = cells.at(at);
             match cell.stands_at(at.wrapping_add(ahead)) {
-                Turn::Now => match self.at.compare_exchange_weak(at, at.wrapping_add(1), same, any)
-                {
-                    Ok(_) => return Some((at, cell)),
-                    Err(now) => at = now,
-                },
-                Turn::Later => return None,
-                Turn::Past => at = self.at.load(Ordering::Relaxed),
+                Readiness::Now => {
+                    match self.at.compare_exchange_weak(at, at.wrapping_add(1), same, any) {
+                        Ok(_) => return Some((at, cell)),
+                        Err(now) => at = now,
+                    }
+                }
+                Readiness::Later => return None,
+                Readiness::Past => at = self.at.load(Ordering::Relaxed),
             }
         }
     }

@@ -26,9 +26,9 @@ impl Revocable {
     }
 
     /// Enters, for a user, until the value is dropped. `None`: the right was revoked.
-    pub fn enter(&self) -> Option<Inside<'_>> {
+    pub fn enter(&self) -> Option<Presence<'_>> {
         // Acquire and release: the use comes after this, whatever the order of its accesses.
-        let inside = Inside(self);
+        let inside = Presence(self);
         // On failure, dropping the value leaves again.
         (self.0.fetch_add(1, Ordering::AcqRel) & REVOKED == 0).then_some(inside)
     }
@@ -43,9 +43,9 @@ impl Revocable {
 
 /// Presence of a user, until this is dropped.
 #[derive(Debug)]
-pub struct Inside<'a>(&'a Revocable);
+pub struct Presence<'a>(&'a Revocable);
 
-impl Drop for Inside<'_> {
+impl Drop for Presence<'_> {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::Release);
     }

@@ -12,11 +12,11 @@ use std::fmt;
 /// A bounded table of values in flight. A token names a slot and the slot's generation, so that a
 /// late, repeated or forged token finds no value.
 pub struct Slab<T> {
-    entries: Box<[Entry<T>]>,
+    entries: Box<[SlabEntry<T>]>,
     free: FreeList,
 }
 
-struct Entry<T> {
+struct SlabEntry<T> {
     generation: AtomicU32,
     value: TryLock<Option<T>>,
 }
@@ -24,7 +24,7 @@ struct Entry<T> {
 impl<T> Slab<T> {
     /// Makes a table for `capacity` values.
     pub fn new(capacity: usize) -> Self {
-        let entry = || Entry { generation: AtomicU32::new(0), value: TryLock::new(None) };
+        let entry = || SlabEntry { generation: AtomicU32::new(0), value: TryLock::new(None) };
         Self { entries: (0..capacity).map(|_| entry()).collect(), free: FreeList::full(capacity) }
     }
 

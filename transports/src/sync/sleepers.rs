@@ -108,10 +108,9 @@ impl Drop for Asleep<'_> {
     }
 }
 
-/// A bell that rings until it is silenced.
-#[cfg(not(loom))]
+/// A bell that rings until it is silenced: the kernel's eventfd, or a model of it.
 #[derive(Debug)]
-struct Bell(std::os::fd::OwnedFd);
+struct Bell(#[cfg(not(loom))] std::os::fd::OwnedFd, #[cfg(loom)] AtomicU32);
 
 #[cfg(not(loom))]
 impl Bell {
@@ -129,11 +128,7 @@ impl Bell {
     }
 }
 
-/// A model of the kernel's eventfd: each call has the count to itself.
-#[cfg(loom)]
-#[derive(Debug)]
-struct Bell(AtomicU32);
-
+/// In the model each call has the count to itself.
 #[cfg(loom)]
 impl Bell {
     fn ring(&self) {

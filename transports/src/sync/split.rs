@@ -37,7 +37,7 @@ const FAILED: u32 = 1 << 31;
 
 /// The reader's knowledge of the units that the writer took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum SplitState {
     /// Some are still being written.
     Waiting,
     /// All are written.
@@ -165,12 +165,12 @@ impl Split {
     }
 
     /// Returns the state for the reader, once no units are left.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SplitState {
         let back = Claims::of(self.claims.load(Ordering::Acquire)).back;
         match self.written.load(Ordering::Acquire) {
-            written if written & FAILED != 0 => State::Failed(back),
-            written if written >= back => State::Settled,
-            _ => State::Waiting,
+            written if written & FAILED != 0 => SplitState::Failed(back),
+            written if written >= back => SplitState::Settled,
+            _ => SplitState::Waiting,
         }
     }
 }
@@ -191,18 +191,18 @@ mod models {
 
     const TOTAL: u32 = 3;
 
-    struct Message {
+    struct SplitMessage {
         split: Split,
         units: [UnsafeCell<u32>; TOTAL as usize],
     }
 
     // SAFETY: a piece is touched by the thread that took it, and by the reader once the writer is
     // done.
-    unsafe impl Sync for Message {}
+    unsafe impl Sync for SplitMessage {}
     // SAFETY: as above.
-    unsafe impl Send for Message {}
+    unsafe impl Send for SplitMessage {}
 
-    impl Message {
+    impl SplitMessage {
         fn add(&self, piece: Piece) {
             for at in piece.first..piece.first + piece.count {
                 // SAFETY: loom finds out if another thread accesses it.
@@ -216,7 +216,7 @@ mod models {
     #[test]
     fn loom_every_piece_is_copied_once_and_complete_when_it_is_said_to_be() {
         loom::model(|| {
-            let message = Arc::new(Message {
+            let message = Arc::new(SplitMessage {
                 split: Split::new(),
                 units: [0; TOTAL as usize].map(UnsafeCell::new),
             });
@@ -233,7 +233,7 @@ mod models {
             while let Some(piece) = message.split.take_front(turn, TOTAL, TOTAL) {
                 message.add(piece);
             }
-            while message.split.state() == State::Waiting {
+            while message.split.state() == SplitState::Waiting {
                 thread::yield_now();
             }
             for cell in &message.units {
@@ -265,17 +265,17 @@ mod tests {
         assert_eq!(split.take_back(0, 0, 1), None, "a fresh word is closed");
         let turn = split.open();
         assert_eq!(units(&split, turn), (piece(0, 2), piece(4, 3)));
-        assert_eq!(split.state(), State::Waiting);
+        assert_eq!(split.state(), SplitState::Waiting);
         split.note_written(Piece { first: 4, count: 3 });
-        assert_eq!(split.state(), State::Settled);
+        assert_eq!(split.state(), SplitState::Settled);
         assert_eq!(units(&split, turn), (piece(2, 1), piece(3, 1)));
         assert_eq!(units(&split, turn), (None, None));
         split.note_failed();
-        assert_eq!(split.state(), State::Failed(4));
+        assert_eq!(split.state(), SplitState::Failed(4));
         assert_eq!(split.take_back(turn.wrapping_sub(1), 7, 1), None);
         let turn = split.open();
         split.close(turn, 7);
-        assert_eq!((units(&split, turn), split.state()), ((None, None), State::Settled));
+        assert_eq!((units(&split, turn), split.state()), ((None, None), SplitState::Settled));
     }
 
     #[test]

@@ -54,12 +54,12 @@ mod models {
 
     /// A board: steps, and the list of listeners.
     #[derive(Default)]
-    struct Board {
+    struct TickBoard {
         ticks: Ticks<2>,
         listeners: Mutex<Vec<()>>,
     }
 
-    impl Board {
+    impl TickBoard {
         /// Returns `true` if a listener was told.
         fn tick(&self, step: u32) -> bool {
             if !self.ticks.raise(step, 0).unwrap() {
@@ -80,7 +80,7 @@ mod models {
     #[test]
     fn loom_a_tick_while_a_thread_goes_to_wait_is_seen_or_told() {
         loom::model(|| {
-            let board = Arc::new(Board::default());
+            let board = Arc::new(TickBoard::default());
             let teller = {
                 let board = board.clone();
                 thread::spawn(move || board.tick(0))
@@ -96,7 +96,7 @@ mod models {
     #[test]
     fn loom_a_listener_that_comes_while_others_are_told_is_told_of_the_next_tick() {
         loom::model(|| {
-            let board = Arc::new(Board::default());
+            let board = Arc::new(TickBoard::default());
             board.listen();
             let teller = {
                 let board = board.clone();

@@ -12,8 +12,8 @@ use super::outgoing::{Line, Outgoing, Sending};
 use super::shared::Shared;
 use crate::clock::TICKS_PER_MICROSECOND;
 use crate::contract::{
-    Busy, Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short,
-    Submit, SubmitError,
+    BufferChunk, Busy, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace,
+    Short, Submit, SubmitError,
 };
 use crate::mem::{Buffer, MemRef};
 use parking_lot::MutexGuard;
@@ -201,7 +201,7 @@ impl Link for TcpLink {
     fn put_chunk(
         &self,
         to: RemotePlace,
-        chunk: &Chunk,
+        chunk: &BufferChunk,
         token: OpToken,
     ) -> Result<Submit, SubmitError> {
         can_send(&chunk.of)?;

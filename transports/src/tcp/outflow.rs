@@ -4,7 +4,7 @@
 //! acknowledged them, so that another connection can send them once more.
 
 use super::frame::{Frame, HEAD};
-use crate::contract::{Chunk, OpToken};
+use crate::contract::{BufferChunk, OpToken};
 use crate::mem::copy::copy_now;
 use crate::mem::{Buffer, MemMut, MemRef};
 use std::collections::VecDeque;
@@ -24,14 +24,14 @@ pub(super) struct Body {
 #[derive(Debug)]
 pub(super) enum Source {
     Own(Buffer),
-    Shared(Chunk),
+    Shared(BufferChunk),
 }
 
 impl Source {
     fn view(&self) -> MemRef<'_> {
         match self {
             Self::Own(buffer) => buffer.view(),
-            Self::Shared(Chunk { of, at, len }) => of.view().part(*at, *len),
+            Self::Shared(BufferChunk { of, at, len }) => of.view().part(*at, *len),
         }
     }
 

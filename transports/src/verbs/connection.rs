@@ -9,7 +9,8 @@ use super::sys::QueuePair;
 use super::transfers::{Direction, Finished, Registrations};
 use super::wire::End;
 use crate::contract::{
-    Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError, WordChange,
+    BufferChunk, Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError,
+    WordChange,
 };
 use crate::mem::{Buffer, MemRef};
 use crate::net::key::DeviceKey;
@@ -208,7 +209,7 @@ impl Connection {
     pub(super) fn put_chunk(
         &self,
         to: RemotePlace,
-        what: (&Chunk, OpToken),
+        what: (&BufferChunk, OpToken),
         registrations: &Registrations,
     ) -> Result<Submit, SubmitError> {
         self.begin(|sending, completed| sending.put_chunk(to, what, completed, registrations))

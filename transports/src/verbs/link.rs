@@ -7,7 +7,7 @@ use super::domain::Shared;
 use super::rails::{Rail, Ways};
 use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
-    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short,
+    BufferChunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short,
     Submit, SubmitError, WordChange,
 };
 use crate::mem::{Buffer, MemRef};
@@ -67,7 +67,7 @@ impl Link for RdmaLink {
     fn put_chunk(
         &self,
         to: RemotePlace,
-        chunk: &Chunk,
+        chunk: &BufferChunk,
         token: OpToken,
     ) -> Result<Submit, SubmitError> {
         let rail = PlaceKey::decode(to.key).map_or(0, |key| usize::from(key.rail));

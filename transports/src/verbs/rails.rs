@@ -13,8 +13,8 @@ use super::domain::Shared;
 use super::link::RdmaLink;
 use super::transfers::PlaceKey;
 use crate::contract::{
-    AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach,
-    RemotePlace, Submit, SubmitError,
+    AddressBlob, Armed, Batch, BufferChunk, Device, DownCause, Event, OpToken, PeerId, Polled,
+    Reach, RemotePlace, Submit, SubmitError,
 };
 use crate::net::parts::{self, Rest};
 use parking_lot::Mutex;
@@ -203,7 +203,7 @@ impl RdmaDevice {
         &self,
         (ways, rail, first): (&Ways, usize, &Connection),
         to: RemotePlace,
-        what: (&Chunk, OpToken),
+        what: (&BufferChunk, OpToken),
     ) -> Result<Submit, SubmitError> {
         if rail > ways.len() {
             let cause =

@@ -26,9 +26,9 @@ fn said(step: Step) -> Vec<u8> {
 }
 
 /// All that both sides say, and how it ends for each.
-type Ends = (Result<Box<Session>, Unproven>, Option<Result<Box<Session>, Unproven>>);
+type Outcomes = (Result<Box<Session>, Unproven>, Option<Result<Box<Session>, Unproven>>);
 
-fn converse(mut dialer: Handshake, mut listener: Handshake) -> (Vec<Vec<u8>>, Ends) {
+fn converse(mut dialer: Handshake, mut listener: Handshake) -> (Vec<Vec<u8>>, Outcomes) {
     let mut all = vec![dialer.opening(), listener.opening()];
     assert!(matches!(listener.hear(&all[0]), Ok(Step::Wait)));
     all.push(said(dialer.hear(&all[1]).unwrap()));

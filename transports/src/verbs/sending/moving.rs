@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
 use super::{RESERVE, Sending, Unsent};
-use crate::contract::{Busy, Chunk, OpToken, RemotePlace};
+use crate::contract::{BufferChunk, Busy, OpToken, RemotePlace};
 use crate::mem::Buffer;
 use crate::verbs::bounces::{Bounces, Filled};
 use crate::verbs::memory::addresses;
@@ -56,7 +56,7 @@ impl Sending {
     pub(in crate::verbs) fn put_chunk(
         &mut self,
         remote: RemotePlace,
-        (chunk, token): (&Chunk, OpToken),
+        (chunk, token): (&BufferChunk, OpToken),
         completed: u32,
         registrations: &Registrations,
     ) -> Result<(), Unsent> {
