@@ -3,7 +3,7 @@
 #![no_main]
 
 use carrack::transports::contract::AddressBlob;
-use carrack::transports::tcp::address::Address;
+use carrack::transports::tcp::address::TcpAddress;
 use carrack::transports::tcp::frame::{Frame, HEAD};
 use libfuzzer_sys::fuzz_target;
 
@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(Frame::decode(frame.encode(), 8192), Ok(frame));
     }
     let blob = AddressBlob(bytes.to_vec());
-    if let Some(address) = Address::decode(&blob) {
-        assert_eq!(Address::decode(&address.encode()), Some(address));
+    if let Some(address) = TcpAddress::decode(&blob) {
+        assert_eq!(TcpAddress::decode(&address.encode()), Some(address));
     }
 });

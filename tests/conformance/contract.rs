@@ -13,7 +13,7 @@ use carrack::transports::loopback::Loopback;
 use carrack::transports::mem::GpuAllocator;
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::{Geometry, Shm};
-use carrack::transports::tcp::{Options as TcpOptions, Tcp};
+use carrack::transports::tcp::{Tcp, TcpOptions};
 use carrack::transports::verbs::{Options as VerbsOptions, Rdma};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -12,8 +12,8 @@ use carrack::transports::contract::{
     Submit, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::tcp::address::Address;
-use carrack::transports::tcp::{Options, Tcp};
+use carrack::transports::tcp::address::TcpAddress;
+use carrack::transports::tcp::{Tcp, TcpOptions};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -29,7 +29,7 @@ struct Side {
 
 impl Side {
     fn new(me: u32) -> Self {
-        let transport = Tcp::new(Options::default());
+        let transport = Tcp::new(TcpOptions::default());
         let info = transport.devices().unwrap().remove(0);
         let identity = Identity { me: PeerId(me), ranks: 2, secret: [3; 16] };
         let domain = transport.open(&info, identity).unwrap();
@@ -43,8 +43,8 @@ impl Side {
             .poll(&mut self.batch, &mut |batch: &mut Batch| batch.drain().for_each(&mut each));
     }
 
-    fn address(&self) -> Address {
-        Address::decode(&self.device.address()).unwrap()
+    fn address(&self) -> TcpAddress {
+        TcpAddress::decode(&self.device.address()).unwrap()
     }
 
     /// Returns a relay to it, and a link over the relay.

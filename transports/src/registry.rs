@@ -60,7 +60,7 @@ pub fn all(
         Box::new(Loopback::new(packet_size)),
         Box::new(Shm::with(settings.shm(), packet_size)),
         Box::new(Rdma::new(options.clone())),
-        Box::new(Tcp::new(tcp::Options::of(settings.tcp(), packet_size))),
+        Box::new(Tcp::new(tcp::TcpOptions::of(settings.tcp(), packet_size))),
         Box::new(simulated(options)),
     ]
 }

@@ -21,7 +21,7 @@ use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::packets::{Channel, Listener, Received};
 use carrack::transports::net::proof::Role;
 use carrack::transports::shm::handshake::{
-    Address, MAX_MESSAGE, Message, PROTOCOL, Place, greeting,
+    HandshakeMessage, MAX_MESSAGE, PROTOCOL, ShmAddress, SocketNamespace, greeting,
 };
 use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};
 use carrack::transports::shm::{Geometry, Shm};
@@ -118,7 +118,7 @@ impl Ground {
     }
 
     fn knock(&self) -> Channel {
-        Channel::connect(&Address::decode(&self.victim.address()).unwrap().name).unwrap()
+        Channel::connect(&ShmAddress::decode(&self.victim.address()).unwrap().name).unwrap()
     }
 
     /// Returns a channel whose proof as this rank is complete, before its hello.
@@ -153,7 +153,7 @@ impl Ground {
         let (segment, fd) = Segment::create(GEOMETRY).unwrap();
         channel.send(&hello().encode(), &[fd.as_fd()]).unwrap();
         let (message, _) = self.answer(&channel);
-        assert!(matches!(message, Some(Message::Welcome { .. })), "{message:?}");
+        assert!(matches!(message, Some(HandshakeMessage::Welcome { .. })), "{message:?}");
         let slots = SegmentSlots::of(segment.clone());
         // SAFETY: the only writing end of a fresh ring.
         let producer = unsafe { Producer::new(slots.clone()) };
@@ -161,7 +161,7 @@ impl Ground {
     }
 
     /// Returns the victim's answer, which may be to hang up.
-    fn answer(&mut self, channel: &Channel) -> (Option<Message>, Vec<OwnedFd>) {
+    fn answer(&mut self, channel: &Channel) -> (Option<HandshakeMessage>, Vec<OwnedFd>) {
         let start = Instant::now();
         loop {
             assert!(self.poll().is_empty(), "a pending connection causes no event");
@@ -171,7 +171,7 @@ impl Ground {
                 Received::Message(len, _)
                     if PROTOCOL.read(&bytes[..len]).is_ok_and(|(kind, _)| kind < 3) => {}
                 Received::Message(len, fds) => {
-                    return (Some(Message::decode(&bytes[..len]).unwrap()), fds);
+                    return (Some(HandshakeMessage::decode(&bytes[..len]).unwrap()), fds);
                 }
                 Received::Closed => return (None, Vec::new()),
                 Received::Nothing => {}
@@ -212,8 +212,8 @@ impl Attacker {
     }
 }
 
-fn hello() -> Message {
-    Message::Hello { geometry: GEOMETRY }
+fn hello() -> HandshakeMessage {
+    HandshakeMessage::Hello { geometry: GEOMETRY }
 }
 
 fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
@@ -254,7 +254,7 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
     let geometry = |change: fn(&mut Geometry)| {
         let mut geometry = GEOMETRY;
         change(&mut geometry);
-        Message::Hello { geometry }.encode()
+        HandshakeMessage::Hello { geometry }.encode()
     };
     let mut attempts: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
         said(other_version),
@@ -267,9 +267,9 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
         said(geometry(|geometry| geometry.chunks = u32::MAX)),
         said(geometry(|geometry| geometry.chunk_size = !63)),
         said(geometry(|geometry| geometry.chunk_size = 8192)),
-        said(Message::Welcome { bell: 0, fenced: false }.encode()),
-        said(Message::Refusal("no, you".into()).encode()),
-        said(Message::Bye.encode()),
+        said(HandshakeMessage::Welcome { bell: 0, fenced: false }.encode()),
+        said(HandshakeMessage::Refusal("no, you".into()).encode()),
+        said(HandshakeMessage::Bye.encode()),
         (hello().encode(), vec![]),
         (hello().encode(), vec![right.as_fd(), right.as_fd()]),
         (hello().encode(), vec![right.as_fd(); 4]),
@@ -301,7 +301,7 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
         let mut channel = ground.knock();
         // The victim's proof comes in front of its refusal, or is not sent at all.
         let _ = ground.greet(Role::Dialer, PeerId(rank), SECRET, &mut channel);
-        assert!(!matches!(ground.answer(&channel).0, Some(Message::Welcome { .. })));
+        assert!(!matches!(ground.answer(&channel).0, Some(HandshakeMessage::Welcome { .. })));
     }
     // Each without a proof, and behind one: a right hello is not enough.
     let each = attempts.iter().flat_map(|attempt| [(attempt, false), (attempt, true)]);
@@ -311,7 +311,7 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
         let (answer, fds) = ground.answer(&channel);
         match answer {
             None => {}
-            Some(Message::Refusal(why)) => assert!(!why.is_empty()),
+            Some(HandshakeMessage::Refusal(why)) => assert!(!why.is_empty()),
             other => panic!("attempt {at} was answered with {other:?}"),
         }
         assert!(fds.is_empty(), "attempt {at} was given descriptors");
@@ -322,12 +322,15 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
     let channel = ground.knock();
     channel.send(&hello().encode(), &[right.as_fd()]).unwrap();
     let (answer, fds) = ground.answer(&channel);
-    assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty(), "{answer:?}");
+    assert!(
+        matches!(answer, None | Some(HandshakeMessage::Refusal(_))) && fds.is_empty(),
+        "{answer:?}"
+    );
     // Who brings more descriptors than a message carries.
     let channel = ground.prove(ATTACKER);
     send_many(&channel, &hello().encode(), &right, 20);
     let (answer, fds) = ground.answer(&channel);
-    assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty());
+    assert!(matches!(answer, None | Some(HandshakeMessage::Refusal(_))) && fds.is_empty());
     // Silent connections, and one that hangs up.
     let silent: Vec<Channel> = (0..50).map(|_| ground.knock()).collect();
     drop(ground.knock());
@@ -527,9 +530,12 @@ fn a_sender_that_speaks_out_of_turn_is_reported() {
     let _watchdog = Watchdog::over("out of turn");
     let mut ground = Ground::new();
     let (_segment, fd) = Segment::create(GEOMETRY).unwrap();
-    for bytes in
-        [hello().encode(), Message::Refusal("no".into()).encode(), vec![1, 2, 3], vec![0; 300]]
-    {
+    for bytes in [
+        hello().encode(),
+        HandshakeMessage::Refusal("no".into()).encode(),
+        vec![1, 2, 3],
+        vec![0; 300],
+    ] {
         let attacker = ground.enter();
         attacker.channel.send(&bytes, &[fd.as_fd()]).unwrap();
         ground.reports_the_attacker(&format!("{} bytes out of turn", bytes.len()));

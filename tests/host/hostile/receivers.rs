@@ -12,7 +12,7 @@ impl FalseReceiver {
     pub(super) fn lure(ground: &Ground, number: usize) -> Self {
         let name = format!("carrack-false-{}-{number}", std::process::id()).into_bytes();
         let listener = Listener::bind(&name).unwrap();
-        let address = Address { place: Place::here().unwrap(), name }.encode();
+        let address = ShmAddress { namespace: SocketNamespace::here().unwrap(), name }.encode();
         let link = ground.victim.connect(&address, ATTACKER).unwrap();
         Self { listener, link }
     }
@@ -30,7 +30,9 @@ impl FalseReceiver {
                 Received::Closed => panic!("no hello"),
             }
         };
-        let Message::Hello { geometry, .. } = Message::decode(&bytes[..len]).unwrap() else {
+        let HandshakeMessage::Hello { geometry, .. } =
+            HandshakeMessage::decode(&bytes[..len]).unwrap()
+        else {
             panic!()
         };
         (channel, Segment::open(&fds[0], geometry).unwrap())
@@ -54,7 +56,7 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     let (wake, small) =
         (eventfd(), memfd(100, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
     let unsealed = memfd(4096, SealFlags::empty());
-    let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
+    let welcome = HandshakeMessage::Welcome { bell: 1, fenced: false }.encode();
     let mut answers: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
         (welcome.clone(), vec![]),
         (welcome.clone(), vec![page.as_fd()]),
@@ -82,7 +84,7 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
         let receiver = FalseReceiver::lure(&ground, number);
         let (channel, _segment) = receiver.accept(&mut ground);
         if refuses {
-            channel.send(&Message::Refusal("not today".into()).encode(), &[]).unwrap();
+            channel.send(&HandshakeMessage::Refusal("not today".into()).encode(), &[]).unwrap();
         }
         drop(channel);
         ground.until("a refusal", |event| match event {
@@ -106,7 +108,7 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
         // A bell that no page has: ringing it must do no harm.
         let receiver = FalseReceiver::lure(&ground, 2000 + number);
         let (channel, segment) = receiver.accept(&mut ground);
-        let welcome = Message::Welcome { bell: u32::MAX, fenced: true }.encode();
+        let welcome = HandshakeMessage::Welcome { bell: u32::MAX, fenced: true }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
         ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
         let slots = SegmentSlots::of(segment);
@@ -130,7 +132,10 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
     let receiver = FalseReceiver::lure(&ground, 3000);
     let (channel, segment) = receiver.accept(&mut ground);
     channel
-        .send(&Message::Welcome { bell: 7, fenced: false }.encode(), &[page.as_fd(), wake.as_fd()])
+        .send(
+            &HandshakeMessage::Welcome { bell: 7, fenced: false }.encode(),
+            &[page.as_fd(), wake.as_fd()],
+        )
         .unwrap();
     ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
     let mut sent = 0;

@@ -30,7 +30,7 @@ impl Job3 {
         while !matches!(greeting.advance(&mut channel).unwrap(), Progress::Proven(_)) {
             ranks.iter().for_each(|rank| _ = rank.progress());
         }
-        let hello = Message::Hello { geometry };
+        let hello = HandshakeMessage::Hello { geometry };
         channel.send(&hello.encode(), &[fd.as_fd()]).unwrap();
         // SAFETY: the only writing end of a fresh ring.
         let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };

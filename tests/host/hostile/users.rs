@@ -6,7 +6,7 @@ use super::{ATTACKER, GEOMETRY, Ground, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
 use carrack::transports::net::packets::{Channel, ConnectError, Peer, Received};
-use carrack::transports::shm::handshake::{Address, Message, Place};
+use carrack::transports::shm::handshake::{HandshakeMessage, ShmAddress, SocketNamespace};
 use carrack::transports::shm::segment::{BellPage, Segment};
 use rustix::io::Errno;
 use rustix::net::{
@@ -47,7 +47,7 @@ fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
     let Some(taken) = taken else { return println!("not tested: this user cannot become another") };
     let refused = Channel::connect(&name).unwrap_err();
     assert!(matches!(refused, ConnectError::OtherUser(Peer { uid: 65534, .. })), "{refused}");
-    let address = Address { place: Place::here().unwrap(), name }.encode();
+    let address = ShmAddress { namespace: SocketNamespace::here().unwrap(), name }.encode();
     let link = ground.victim.connect(&address, ATTACKER).unwrap();
     ground.until("the other user", |event| match event {
         Event::PeerDown { peer: ATTACKER, cause: DownCause::Gone(why) } => {
@@ -69,7 +69,7 @@ fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
 fn a_process_of_another_user_that_calls_is_hung_up_on_whatever_it_knows() {
     let _watchdog = Watchdog::over("another user calls");
     let mut ground = Ground::new();
-    let name = Address::decode(&ground.victim.address()).unwrap().name;
+    let name = ShmAddress::decode(&ground.victim.address()).unwrap().name;
     for _ in 0..3 {
         let call = as_another_user(|| {
             let socket = socket();
@@ -116,7 +116,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     for (number, wake) in wrong.into_iter().enumerate() {
         let receiver = FalseReceiver::lure(&ground, 4000 + number);
         let (channel, _segment) = receiver.accept(&mut ground);
-        let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
+        let welcome = HandshakeMessage::Welcome { bell: 1, fenced: false }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
         ground.reports_the_attacker(&format!("eventfd {number}"));
         let sent = am(&receiver.link, b"x");
@@ -125,7 +125,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     // One that is right is taken.
     let receiver = FalseReceiver::lure(&ground, 4100);
     let (channel, _segment) = receiver.accept(&mut ground);
-    let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
+    let welcome = HandshakeMessage::Welcome { bell: 1, fenced: false }.encode();
     channel.send(&welcome, &[page.as_fd(), eventfd().as_fd()]).unwrap();
     ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
     assert!(matches!(channel.receive(&mut [0; 256]), Ok(Received::Nothing)));

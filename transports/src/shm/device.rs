@@ -4,9 +4,9 @@
 //! or hangs up) wait in one epoll set. A poll reads it only after polls have come back empty for a
 //! while, or rarely if they never do: see `Upkeep`.
 
-use super::handshake::{Address, Place};
-use super::inbound::Inbound;
-use super::link::{Dialled, Outgoing, ShmLink};
+use super::handshake::{ShmAddress, SocketNamespace};
+use super::inbound::InboundLinks;
+use super::link::{Dialled, SendingEnd, ShmLink};
 use super::segment::{BellPage, Segment};
 use super::{NAME, Shm};
 use crate::contract::{
@@ -38,7 +38,7 @@ const PENDING: u64 = 3 << 32;
 
 /// State that links and the device share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ShmShared {
     pub(super) identity: Identity,
     pub(super) barrier: Barrier,
     pub(super) page: BellPage,
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     pub(super) sleepers: AtomicU32,
     pub(super) packets: Arc<dyn PacketSource>,
     epoll: Arc<OwnedFd>,
-    outgoing: Mutex<Vec<Arc<Outgoing>>>,
+    outgoing: Mutex<Vec<Arc<SendingEnd>>>,
     /// Segments of the senders whose links lead here; kept while a sender may be copying from or
     /// to this process.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
@@ -58,7 +58,7 @@ pub(super) struct Shared {
     pub(super) shortage: Shortage,
 }
 
-impl Shared {
+impl ShmShared {
     fn watch(&self, fd: BorrowedFd<'_>, key: u64) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN | EventFlags::RDHUP)
     }
@@ -96,7 +96,7 @@ impl Shared {
         self.undialled.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
+    fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<SendingEnd>>> {
         self.outgoing.lock()
     }
 }
@@ -110,10 +110,10 @@ pub(super) fn is_dead(process: BorrowedFd<'_>) -> bool {
 /// The rings that lead here, and the links that lead away.
 #[derive(Debug)]
 pub(super) struct ShmDevice {
-    shared: Arc<Shared>,
+    shared: Arc<ShmShared>,
     transport: Shm,
-    address: Address,
-    inbound: BiasedLock<Polling>,
+    address: ShmAddress,
+    inbound: BiasedLock<ShmPolling>,
     /// A fork shares the page that peers look at, and the sockets on which they listen.
     owner: Owner,
     /// Set by `arm`: the next poll reads the epoll set at once.
@@ -122,8 +122,8 @@ pub(super) struct ShmDevice {
 }
 
 #[derive(Debug)]
-struct Polling {
-    inbound: Inbound,
+struct ShmPolling {
+    inbound: InboundLinks,
     upkeep: Upkeep,
     listener: Option<Listener>,
 }
@@ -134,12 +134,12 @@ impl ShmDevice {
         identity: Identity,
         packets: Arc<dyn PacketSource>,
     ) -> Result<Arc<Self>, Unavailable> {
-        let place = Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;
-        let address = Address::fresh(place, &identity);
+        let namespace = SocketNamespace::here().map_err(|reason| Unavailable::new(NAME, reason))?;
+        let address = ShmAddress::fresh(namespace, &identity);
         let opened = || -> Result<Arc<Self>, Errno> {
             let (page, page_fd) = BellPage::create()?;
             let listener = Listener::bind(&address.name)?;
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(ShmShared {
                 identity,
                 barrier: Barrier::between_processes(),
                 page,
@@ -155,8 +155,8 @@ impl ShmDevice {
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
-            let polling = Polling {
-                inbound: Inbound::of(shared.identity.ranks),
+            let polling = ShmPolling {
+                inbound: InboundLinks::of(shared.identity.ranks),
                 upkeep: Upkeep::default(),
                 listener: Some(listener),
             };
@@ -183,7 +183,7 @@ impl ShmDevice {
 
     /// Reads the epoll set.
     #[cold]
-    fn look_after(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn look_after(&self, polling: &mut ShmPolling, batch: &mut Batch) {
         if self.closed.load(Ordering::Acquire) {
             return;
         }
@@ -209,8 +209,8 @@ impl ShmDevice {
         }
     }
 
-    fn accept(&self, polling: &mut Polling) {
-        let Polling { inbound, listener: Some(listener), .. } = polling else { return };
+    fn accept(&self, polling: &mut ShmPolling) {
+        let ShmPolling { inbound, listener: Some(listener), .. } = polling else { return };
         loop {
             let channel = match listener.accept() {
                 Ok(Some(channel)) => channel,
@@ -224,14 +224,14 @@ impl ShmDevice {
         }
     }
 
-    fn hear(&self, polling: &mut Polling, index: u32, batch: &mut Batch) {
+    fn hear(&self, polling: &mut ShmPolling, index: u32, batch: &mut Batch) {
         let link = self.shared.outgoing().get(index as usize).cloned();
         if let Some(link) = link {
             self.hear_link(polling, &link, batch);
         }
     }
 
-    fn hear_link(&self, polling: &mut Polling, link: &Outgoing, batch: &mut Batch) {
+    fn hear_link(&self, polling: &mut ShmPolling, link: &SendingEnd, batch: &mut Batch) {
         match link.listen(&self.shared) {
             None => {}
             Some(Ok(())) => {
@@ -244,14 +244,14 @@ impl ShmDevice {
 
     /// Ends a peer that has gone. Messages that it sent before still count, even if its hello has
     /// not been read yet: its end is reported when its rings are empty.
-    fn ended(&self, polling: &mut Polling, peer: PeerId, cause: DownCause, batch: &mut Batch) {
+    fn ended(&self, polling: &mut ShmPolling, peer: PeerId, cause: DownCause, batch: &mut Batch) {
         self.accept(polling);
         if !polling.inbound.end(&self.shared, peer, &cause) {
             batch.push(Event::PeerDown { peer, cause });
         }
     }
 
-    fn dial_again(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn dial_again(&self, polling: &mut ShmPolling, batch: &mut Batch) {
         // Reset before the list is read: a link that another thread adds meanwhile counts for the
         // next time.
         self.shared.undialled.store(0, Ordering::SeqCst);
@@ -290,13 +290,13 @@ impl Device for ShmDevice {
     }
 
     fn reach(&self, to: &AddressBlob) -> Reach {
-        let Some(to) = Address::decode(to) else {
+        let Some(to) = ShmAddress::decode(to) else {
             return Reach::No("its address is not one of this transport's".into());
         };
-        if to.place.boot != self.address.place.boot {
+        if to.namespace.boot != self.address.namespace.boot {
             return Reach::No("it is on another machine".into());
         }
-        if to.place.net_namespace != self.address.place.net_namespace {
+        if to.namespace.net_namespace != self.address.namespace.net_namespace {
             return Reach::No(
                 "it is in another network namespace, where this rank's sockets are \
                 not seen: start both in one, or share the host's"
@@ -307,8 +307,8 @@ impl Device for ShmDevice {
     }
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
-        let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let outgoing = Outgoing::new(peer, address, &self.transport).map_err(lacking)?;
+        let address = ShmAddress::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let outgoing = SendingEnd::new(peer, address, &self.transport).map_err(lacking)?;
         let outgoing = Arc::new(outgoing);
         // Locked: a thread that gets news of this link looks for it here.
         let mut links = self.shared.outgoing();

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Content of a wire key: the memfd's location and the registration.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Key {
+struct MemfdKey {
     /// The pid namespace of `pid`.
     namespace: U64,
     pid: U64,
@@ -23,9 +23,9 @@ struct Key {
 }
 
 /// Ends a registration when dropped.
-struct Registration(Arc<Share>);
+struct ShareRegistration(Arc<Share>);
 
-impl Drop for Registration {
+impl Drop for ShareRegistration {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -43,14 +43,14 @@ pub(super) fn export(region: &Region) -> Result<Exported, MapError> {
         "it is memory of this process alone: allocate it with Runtime::allocate for peers to map \
          it",
     )?;
-    Ok(Exported::new(export_shared(share)?, Registration(share.clone())))
+    Ok(Exported::new(export_shared(share)?, ShareRegistration(share.clone())))
 }
 
 /// Begins a registration of shared memory, which the caller ends, and returns its key.
 pub(crate) fn export_shared(share: &Share) -> Result<WireKey, String> {
     let found = share.whereabouts().ok_or("it is memory of another process")?;
     let namespace = namespace()?;
-    let key = Key {
+    let key = MemfdKey {
         namespace: namespace.into(),
         pid: u64::from(std::process::id()).into(),
         fd: u64::from(found.fd).into(),
@@ -84,7 +84,8 @@ pub(super) fn import(key: &WireKey) -> Result<Imported, MapError> {
 /// other's. The memfd must be the one that the key names, so a reused descriptor number is an
 /// error.
 pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, MapError> {
-    let key = Key::ref_from_bytes(&key.0).map_err(|_| "its key is not one of this transport's")?;
+    let key =
+        MemfdKey::ref_from_bytes(&key.0).map_err(|_| "its key is not one of this transport's")?;
     if key.namespace != namespace()? {
         return Err("it is in another pid namespace, whose processes are not seen here".into());
     }
@@ -130,21 +131,23 @@ mod tests {
     fn a_key_that_leads_nowhere_or_elsewhere_is_an_error() {
         let region = Region::shared(5000).unwrap();
         let exported = export(&region).unwrap();
-        let right = *Key::ref_from_bytes(&exported.key.0).unwrap();
-        let encode = |key: Key| WireKey(key.as_bytes().to_vec());
+        let right = *MemfdKey::ref_from_bytes(&exported.key.0).unwrap();
+        let encode = |key: MemfdKey| WireKey(key.as_bytes().to_vec());
         for wrong in [
-            Key { namespace: 1.into(), ..right },
-            Key { pid: u64::MAX.into(), ..right },
-            Key { fd: (1 << 40).into(), ..right },
-            Key { fd: 0.into(), ..right },
-            Key { ino: (right.ino.get() + 1).into(), ..right },
-            Key { len: (right.len.get() + 1).into(), ..right },
-            Key { len: u64::MAX.into(), ..right },
+            MemfdKey { namespace: 1.into(), ..right },
+            MemfdKey { pid: u64::MAX.into(), ..right },
+            MemfdKey { fd: (1 << 40).into(), ..right },
+            MemfdKey { fd: 0.into(), ..right },
+            MemfdKey { ino: (right.ino.get() + 1).into(), ..right },
+            MemfdKey { len: (right.len.get() + 1).into(), ..right },
+            MemfdKey { len: u64::MAX.into(), ..right },
         ] {
             assert!(import(&encode(wrong)).is_err(), "{wrong:?}");
         }
-        assert!(import(&encode(Key { epoch: 77.into(), ..right })).unwrap().region().is_none());
-        assert!(import(&encode(Key { epoch: 0.into(), ..right })).unwrap().region().is_none());
+        assert!(
+            import(&encode(MemfdKey { epoch: 77.into(), ..right })).unwrap().region().is_none()
+        );
+        assert!(import(&encode(MemfdKey { epoch: 0.into(), ..right })).unwrap().region().is_none());
         for len in [0, 1, 55, 57, 64] {
             assert!(import(&WireKey(vec![1; len])).is_err());
         }

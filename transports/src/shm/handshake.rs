@@ -30,7 +30,7 @@ const WELCOME: u32 = FIRST_OWN + 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Hello {
+struct HelloBody {
     slots: U32,
     chunks: U32,
     chunk_size: U32,
@@ -38,14 +38,14 @@ struct Hello {
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Welcome {
+struct WelcomeBody {
     bell: U32,
     fenced: U32,
 }
 
 /// A message between two proved sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum HandshakeMessage {
     /// The sender introduces itself; comes with the segment's descriptor.
     Hello {
         /// The segment's.
@@ -65,18 +65,18 @@ pub enum Message {
     Bye,
 }
 
-impl Message {
+impl HandshakeMessage {
     /// Returns the bytes of the message.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello { geometry: Geometry { slots, chunks, chunk_size } } => {
                 let (slots, chunks) = ((*slots).into(), (*chunks).into());
-                let hello = Hello { slots, chunks, chunk_size: (*chunk_size).into() };
+                let hello = HelloBody { slots, chunks, chunk_size: (*chunk_size).into() };
                 PROTOCOL.message(HELLO, &[hello.as_bytes()])
             }
             Self::Welcome { bell, fenced } => {
                 let fenced = u32::from(*fenced).into();
-                let welcome = Welcome { bell: (*bell).into(), fenced };
+                let welcome = WelcomeBody { bell: (*bell).into(), fenced };
                 PROTOCOL.message(WELCOME, &[welcome.as_bytes()])
             }
             Self::Refusal(why) => PROTOCOL.refusal(why),
@@ -93,13 +93,13 @@ impl Message {
         let length = || format!("a message of kind {kind} with {} bytes", body.len());
         match kind {
             HELLO => {
-                let hello = Hello::read_from_bytes(body).map_err(|_| length())?;
+                let hello = HelloBody::read_from_bytes(body).map_err(|_| length())?;
                 let (slots, chunks) = (hello.slots.get(), hello.chunks.get());
                 let geometry = Geometry { slots, chunks, chunk_size: hello.chunk_size.get() };
                 Ok(Self::Hello { geometry })
             }
             WELCOME => {
-                let welcome = Welcome::read_from_bytes(body).map_err(|_| length())?;
+                let welcome = WelcomeBody::read_from_bytes(body).map_err(|_| length())?;
                 Ok(Self::Welcome { bell: welcome.bell.get(), fenced: welcome.fenced.get() != 0 })
             }
             REFUSAL => Ok(Self::Refusal(words(body))),
@@ -121,15 +121,15 @@ pub fn greeting(role: Role, identity: &Identity) -> Result<Greeting, Errno> {
 
 /// Identity of a machine with respect to abstract sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SocketNamespace {
     /// The kernel's boot.
     pub boot: [u8; 16],
     /// The network namespace, which is where abstract socket names live.
     pub net_namespace: u64,
 }
 
-impl Place {
-    /// Returns the place of this process.
+impl SocketNamespace {
+    /// Returns the namespace of this process.
     pub fn here() -> Result<Self, String> {
         let path = "/proc/self/ns/net";
         let meta =
@@ -138,11 +138,11 @@ impl Place {
     }
 }
 
-/// Address of a device: its place, and its socket's name.
+/// Address of a device: its namespace, and its socket's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// The place of its process.
-    pub place: Place,
+pub struct ShmAddress {
+    /// The namespace of its process.
+    pub namespace: SocketNamespace,
     /// Name of the socket in the abstract namespace.
     pub name: Vec<u8>,
 }
@@ -155,12 +155,12 @@ struct AddressHead {
     namespace: U64,
 }
 
-impl Address {
+impl ShmAddress {
     /// Makes an address that no other device has.
-    pub fn fresh(place: Place, identity: &Identity) -> Self {
+    pub fn fresh(namespace: SocketNamespace, identity: &Identity) -> Self {
         // Needs to be unique only: the secret admits a peer.
         let random = crate::net::random().unwrap_or_else(|_| {
-            (&raw const place as u64 ^ u64::from(std::process::id())).to_ne_bytes()
+            (&raw const namespace as u64 ^ u64::from(std::process::id())).to_ne_bytes()
         });
         let name = format!(
             "carrack-{}-{}-{:016x}",
@@ -168,13 +168,15 @@ impl Address {
             identity.me.0,
             u64::from_ne_bytes(random)
         );
-        Self { place, name: name.into_bytes() }
+        Self { namespace, name: name.into_bytes() }
     }
 
     /// Returns the form that travels.
     pub fn encode(&self) -> AddressBlob {
-        let head =
-            AddressHead { boot: self.place.boot, namespace: self.place.net_namespace.into() };
+        let head = AddressHead {
+            boot: self.namespace.boot,
+            namespace: self.namespace.net_namespace.into(),
+        };
         AddressBlob([head.as_bytes(), &self.name].concat())
     }
 
@@ -185,8 +187,8 @@ impl Address {
         if name.is_empty() || name.len() > 107 {
             return None;
         }
-        let place = Place { boot: *boot, net_namespace: namespace.get() };
-        Some(Self { place, name: name.to_vec() })
+        let namespace = SocketNamespace { boot: *boot, net_namespace: namespace.get() };
+        Some(Self { namespace, name: name.to_vec() })
     }
 }
 
@@ -200,22 +202,22 @@ mod tests {
     fn every_message_comes_back_as_it_was() {
         let geometry = Geometry { slots: 8, chunks: 3, chunk_size: 64 };
         for message in [
-            Message::Hello { geometry },
-            Message::Welcome { bell: 4095, fenced: true },
-            Message::Refusal("not of this job".into()),
-            Message::Bye,
+            HandshakeMessage::Hello { geometry },
+            HandshakeMessage::Welcome { bell: 4095, fenced: true },
+            HandshakeMessage::Refusal("not of this job".into()),
+            HandshakeMessage::Bye,
         ] {
-            assert_eq!(Message::decode(&message.encode()), Ok(message));
+            assert_eq!(HandshakeMessage::decode(&message.encode()), Ok(message));
         }
-        assert!(Message::Refusal("x".repeat(1000)).encode().len() <= MAX_MESSAGE);
+        assert!(HandshakeMessage::Refusal("x".repeat(1000)).encode().len() <= MAX_MESSAGE);
     }
 
     #[test]
     fn an_address_comes_back_as_it_was() {
         let identity = Identity { me: PeerId(1), ranks: 2, secret: [0; 16] };
-        let address = Address::fresh(Place::here().unwrap(), &identity);
-        assert_eq!(Address::decode(&address.encode()), Some(address.clone()));
-        assert_ne!(Address::fresh(address.place.clone(), &identity), address);
+        let address = ShmAddress::fresh(SocketNamespace::here().unwrap(), &identity);
+        assert_eq!(ShmAddress::decode(&address.encode()), Some(address.clone()));
+        assert_ne!(ShmAddress::fresh(address.namespace.clone(), &identity), address);
     }
 
     proptest! {
@@ -223,10 +225,10 @@ mod tests {
         fn whatever_arrives_is_a_message_or_an_error(
             bytes in proptest::collection::vec(any::<u8>(), 0..300)
         ) {
-            let _ = Message::decode(&bytes);
-            let _ = Address::decode(&AddressBlob(bytes.clone()));
+            let _ = HandshakeMessage::decode(&bytes);
+            let _ = ShmAddress::decode(&AddressBlob(bytes.clone()));
             for kind in [HELLO, WELCOME, REFUSAL, BYE] {
-                let _ = Message::decode(&PROTOCOL.message(kind, &[&bytes]));
+                let _ = HandshakeMessage::decode(&PROTOCOL.message(kind, &[&bytes]));
             }
         }
     }

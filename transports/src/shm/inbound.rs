@@ -6,8 +6,8 @@
 
 #![forbid(unsafe_code)]
 
-use super::device::{Shared, is_dead};
-use super::handshake::Message;
+use super::device::{ShmShared, is_dead};
+use super::handshake::HandshakeMessage;
 use super::pending::{Heard, NotIn, PendingSender};
 use super::source::{Look, Source};
 use crate::contract::{Batch, DownCause, Event, Matcher, PeerId};
@@ -29,9 +29,9 @@ const PATIENCE: u32 = 4096;
 
 /// All incoming links of a device.
 #[derive(Debug)]
-pub(super) struct Inbound {
+pub(super) struct InboundLinks {
     /// Links by bell.
-    links: Vec<Option<Incoming>>,
+    links: Vec<Option<InboundLink>>,
     /// Senders that have connected and were not welcomed so far.
     pending: Pending<PendingSender>,
     /// Senders whose rings are polled. Here and not in `links`, so that a poll follows no pointer.
@@ -43,14 +43,14 @@ pub(super) struct Inbound {
 }
 
 #[derive(Debug)]
-enum Incoming {
+enum InboundLink {
     /// The source is not looked at.
     Cold(Box<Source>),
     /// The sender is in `warm`.
     Warm,
 }
 
-impl Inbound {
+impl InboundLinks {
     /// Creates the state for a job of this number of ranks, all of which may call at the same time.
     pub(super) fn of(ranks: u32) -> Self {
         let pending = Pending::of_ranks(ranks);
@@ -67,7 +67,7 @@ impl Inbound {
     #[inline(always)]
     pub(super) fn poll(
         &mut self,
-        shared: &Shared,
+        shared: &ShmShared,
         batch: &mut Batch,
         matcher: &mut dyn Matcher,
     ) -> bool {
@@ -79,13 +79,13 @@ impl Inbound {
     }
 
     #[cold]
-    fn answer(&mut self, shared: &Shared, batch: &mut Batch, matcher: &mut dyn Matcher) -> bool {
+    fn answer(&mut self, shared: &ShmShared, batch: &mut Batch, matcher: &mut dyn Matcher) -> bool {
         self.answer_bells(shared);
         self.look_in_turn(shared, batch, matcher)
     }
 
     #[inline(always)]
-    fn look(&mut self, shared: &Shared, batch: &mut Batch, matcher: &mut dyn Matcher) -> bool {
+    fn look(&mut self, shared: &ShmShared, batch: &mut Batch, matcher: &mut dyn Matcher) -> bool {
         let [sender] = &mut self.warm[..] else {
             return self.look_in_turn(shared, batch, matcher);
         };
@@ -103,7 +103,7 @@ impl Inbound {
     #[inline(always)]
     fn look_in_turn(
         &mut self,
-        shared: &Shared,
+        shared: &ShmShared,
         batch: &mut Batch,
         matcher: &mut dyn Matcher,
     ) -> bool {
@@ -134,7 +134,7 @@ impl Inbound {
 
     /// Removes a sender that has ended.
     #[cold]
-    fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
+    fn remove(&mut self, shared: &ShmShared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
         let mut incoming = shared.incoming();
         let copies_no_more =
@@ -161,14 +161,14 @@ impl Inbound {
             sender.segment.attention().cool();
             let bell = sender.bell;
             cooled.push(bell);
-            self.links[bell as usize] = Some(Incoming::Cold(Box::new(sender)));
+            self.links[bell as usize] = Some(InboundLink::Cold(Box::new(sender)));
         }
         if cooled.is_empty() {
             return;
         }
         settle(barrier);
         for bell in cooled {
-            let Some(Some(Incoming::Cold(sender))) = self.links.get(bell as usize) else {
+            let Some(Some(InboundLink::Cold(sender))) = self.links.get(bell as usize) else {
                 continue;
             };
             if sender.consumer.is_ready() {
@@ -186,18 +186,18 @@ impl Inbound {
     fn warm_up(&mut self, bell: u32) {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place.take() {
-            Some(Incoming::Cold(mut sender)) => {
+            Some(InboundLink::Cold(mut sender)) => {
                 sender.silent = 0;
                 sender.segment.attention().warm();
                 self.warm.push(*sender);
-                *place = Some(Incoming::Warm);
+                *place = Some(InboundLink::Warm);
             }
             other => *place = other,
         }
     }
 
     #[cold]
-    fn answer_bells(&mut self, shared: &Shared) {
+    fn answer_bells(&mut self, shared: &ShmShared) {
         let mut rang = Vec::new();
         shared.page.bells().collect(|bell| rang.push(bell));
         for bell in rang {
@@ -207,7 +207,7 @@ impl Inbound {
 
     /// Lets a sender prove itself. Its first message is there already, most likely; if not, the
     /// epoll set tells.
-    pub(super) fn admit(&mut self, shared: &Shared, channel: Channel) -> Result<(), Errno> {
+    pub(super) fn admit(&mut self, shared: &ShmShared, channel: Channel) -> Result<(), Errno> {
         let sender = PendingSender::new(shared, channel)?;
         let now = Instant::now();
         self.pending.expire(now);
@@ -221,7 +221,7 @@ impl Inbound {
     }
 
     /// Receives the messages of a pending connection, and admits its sender when they suffice.
-    pub(super) fn hear_pending(&mut self, shared: &Shared, place: u32) {
+    pub(super) fn hear_pending(&mut self, shared: &ShmShared, place: u32) {
         let Some(sender) = self.pending.get_mut(place) else { return };
         let heard = sender.hear(shared, place);
         if sender.is_proven() {
@@ -240,7 +240,7 @@ impl Inbound {
         self.refuse(place, why);
     }
 
-    fn lacks(&mut self, shared: &Shared, error: Errno) {
+    fn lacks(&mut self, shared: &ShmShared, error: Errno) {
         shared.shortage.note(error);
         self.owes_welcomes = true;
     }
@@ -250,7 +250,7 @@ impl Inbound {
         let name = sender.channel.peer();
         let name = name.map_or_else(|_| "a process".into(), |it| format!("process {}", it.pid));
         self.pending.refused(&name, &why, Instant::now());
-        let _ = sender.channel.send(&Message::Refusal(why).encode(), &[]);
+        let _ = sender.channel.send(&HandshakeMessage::Refusal(why).encode(), &[]);
     }
 
     /// Returns a bell that no link has.
@@ -260,7 +260,7 @@ impl Inbound {
         ((bell as usize) < Bells::COUNT).then_some(bell)
     }
 
-    fn welcome(&mut self, shared: &Shared, place: u32, bell: u32) {
+    fn welcome(&mut self, shared: &ShmShared, place: u32, bell: u32) {
         let Some(sender) = self.pending.take(place) else { return };
         let admitted = match sender.enter(shared, bell) {
             Ok(admitted) => admitted,
@@ -277,7 +277,7 @@ impl Inbound {
         let sender = Source::new(admitted, bell);
         shared.shortage.end();
         shared.incoming().insert(sender.from, sender.segment.clone());
-        let link = Some(Incoming::Cold(Box::new(sender)));
+        let link = Some(InboundLink::Cold(Box::new(sender)));
         match self.links.get_mut(bell as usize) {
             Some(free) => *free = link,
             None => self.links.push(link),
@@ -294,14 +294,14 @@ impl Inbound {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place {
             None => {}
-            Some(Incoming::Cold(sender)) => {
+            Some(InboundLink::Cold(sender)) => {
                 let ended = sender.hear();
                 if ended {
                     // Its ring is looked at once more before it is removed.
                     self.warm_up(bell);
                 }
             }
-            Some(Incoming::Warm) => {
+            Some(InboundLink::Warm) => {
                 if let Some(sender) = self.warm.iter_mut().find(|sender| sender.bell == bell) {
                     sender.hear();
                 }
@@ -315,7 +315,7 @@ impl Inbound {
     }
 
     /// Tries again to welcome pending connections that wait for a resource.
-    pub(super) fn welcome_again(&mut self, shared: &Shared) {
+    pub(super) fn welcome_again(&mut self, shared: &ShmShared) {
         if !std::mem::take(&mut self.owes_welcomes) {
             return;
         }
@@ -328,13 +328,13 @@ impl Inbound {
 
     /// Ends a peer that is known to have gone. Returns `true` if rings of the peer lead here: its
     /// end is then reported when they are empty.
-    pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
+    pub(super) fn end(&mut self, shared: &ShmShared, peer: PeerId, cause: &DownCause) -> bool {
         for place in self.pending.places() {
             self.hear_pending(shared, place);
         }
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
             match self.links.get_mut(bell as usize) {
-                Some(Some(Incoming::Cold(sender))) if sender.from == peer => self.warm_up(bell),
+                Some(Some(InboundLink::Cold(sender))) if sender.from == peer => self.warm_up(bell),
                 _ => {}
             }
         }
@@ -350,13 +350,13 @@ impl Inbound {
     /// Tells all senders that this device closes, and closes the channels.
     pub(super) fn close(&mut self) {
         let others = self.links.drain(..).flatten().filter_map(|link| match link {
-            Incoming::Cold(sender) => Some(sender.channel),
-            Incoming::Warm => None,
+            InboundLink::Cold(sender) => Some(sender.channel),
+            InboundLink::Warm => None,
         });
         let pending = self.pending.drain().into_iter().map(|sender| sender.channel);
         let others = others.chain(pending);
         for channel in self.warm.drain(..).map(|sender| sender.channel).chain(others) {
-            let _ = channel.send(&Message::Bye.encode(), &[]);
+            let _ = channel.send(&HandshakeMessage::Bye.encode(), &[]);
         }
     }
 }

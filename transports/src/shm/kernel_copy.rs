@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "memory of other processes is read and written")]
 
 use super::device::is_dead;
-use super::link::Outgoing;
+use super::link::SendingEnd;
 use super::segment::Segment;
 use crate::contract::{DownCause, PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
@@ -25,14 +25,14 @@ pub(super) struct KernelCopy {
     process: Option<Arc<OwnedFd>>,
     /// The link's segment, with the word by which the process revokes this rank's access.
     segment: Arc<Segment>,
-    link: Weak<Outgoing>,
+    link: Weak<SendingEnd>,
     /// `true` once the process has mapped the segment.
     has_answered: AtomicBool,
 }
 
 /// Direction of a copy.
 #[derive(Clone, Copy)]
-enum Way {
+enum KernelCopyDirection {
     Here,
     There,
 }
@@ -42,7 +42,7 @@ impl KernelCopy {
         pid: libc::pid_t,
         process: Option<Arc<OwnedFd>>,
         segment: Arc<Segment>,
-        link: Weak<Outgoing>,
+        link: Weak<SendingEnd>,
     ) -> Self {
         let is_here = is_this_process(pid);
         Self { pid, is_here, process, segment, link, has_answered: AtomicBool::new(false) }
@@ -62,14 +62,20 @@ impl KernelCopy {
         has_answered
     }
 
-    fn copy(&self, way: Way, local: *mut u8, len: usize, addr: u64) -> Result<(), PeerMemoryError> {
+    fn copy(
+        &self,
+        direction: KernelCopyDirection,
+        local: *mut u8,
+        len: usize,
+        addr: u64,
+    ) -> Result<(), PeerMemoryError> {
         let _inside = self.enter()?;
         let mut done = 0;
         while done < len {
             let here =
                 libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
             let there = there(addr, done, len - done)?;
-            match self.call(way, &[here], &[there]) {
+            match self.call(direction, &[here], &[there]) {
                 Ok(copied) => done += copied,
                 // The kernel allowed it before.
                 Err(PeerMemoryError::Refused(why)) if done > 0 => {
@@ -85,7 +91,7 @@ impl KernelCopy {
     /// some can be copied, but never 0, which is an error.
     fn call(
         &self,
-        way: Way,
+        direction: KernelCopyDirection,
         here: &[libc::iovec],
         there: &[libc::iovec],
     ) -> Result<usize, PeerMemoryError> {
@@ -96,11 +102,11 @@ impl KernelCopy {
             // memory. The kernel checks the remote ones. It writes to another process's memory
             // only: `write` refuses this one.
             let copied = unsafe {
-                match way {
-                    Way::Here => {
+                match direction {
+                    KernelCopyDirection::Here => {
                         libc::process_vm_readv(self.pid, local, locals, remote, remotes, 0)
                     }
-                    Way::There => {
+                    KernelCopyDirection::There => {
                         libc::process_vm_writev(self.pid, local, locals, remote, remotes, 0)
                     }
                 }
@@ -161,7 +167,7 @@ impl PeerMemory for KernelCopy {
                 to.place().kind()
             )));
         }
-        self.copy(Way::Here, to.as_mut_ptr(), to.len(), addr)
+        self.copy(KernelCopyDirection::Here, to.as_mut_ptr(), to.len(), addr)
     }
 
     fn read_many(&self, many: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError> {
@@ -178,7 +184,7 @@ impl PeerMemory for KernelCopy {
             theirs.push(there(*addr, 0, to.len())?);
         }
         let inside = self.enter()?;
-        let mut copied = self.call(Way::Here, &here, &theirs)?;
+        let mut copied = self.call(KernelCopyDirection::Here, &here, &theirs)?;
         drop(inside);
         let whole = many.iter().take_while(|(_, to)| {
             let rest = copied.checked_sub(to.len());
@@ -204,7 +210,7 @@ impl PeerMemory for KernelCopy {
         if self.is_gone() {
             return Err(gone());
         }
-        self.copy(Way::There, from.as_ptr().cast_mut(), from.len(), addr)
+        self.copy(KernelCopyDirection::There, from.as_ptr().cast_mut(), from.len(), addr)
     }
 }
 

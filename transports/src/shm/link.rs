@@ -3,8 +3,8 @@
 #![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
 
 use super::Shm;
-use super::device::{Shared, is_dead};
-use super::handshake::{Address, Message, greeting};
+use super::device::{ShmShared, is_dead};
+use super::handshake::{HandshakeMessage, ShmAddress, greeting};
 use super::kernel_copy::{KernelCopy, is_this_process};
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use super::source::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
@@ -37,7 +37,7 @@ const DOWN: u8 = 2;
 
 /// A link's sending end, shared by the link and its device.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct SendingEnd {
     pub(super) peer: PeerId,
     /// `true` if the kernel may copy from and to the peer's memory.
     kernel_copy: bool,
@@ -50,7 +50,7 @@ pub(super) struct Outgoing {
 
 #[derive(Debug)]
 struct Sender {
-    address: Address,
+    address: ShmAddress,
     /// A channel to a process of this user, in the epoll set.
     channel: Option<Watched<Channel>>,
     /// Greeting, until both sides are proved.
@@ -117,9 +117,9 @@ struct Receiver {
     fenced: bool,
 }
 
-impl Outgoing {
+impl SendingEnd {
     /// Makes a sending end that is not connected yet.
-    pub(super) fn new(peer: PeerId, address: Address, transport: &Shm) -> Result<Self, Errno> {
+    pub(super) fn new(peer: PeerId, address: ShmAddress, transport: &Shm) -> Result<Self, Errno> {
         let (segment, fd) = Segment::create(transport.geometry)?;
         // SAFETY: the segment is fresh, and this is its only producer.
         let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };
@@ -161,7 +161,7 @@ impl Outgoing {
     }
 
     /// Sends the hello to the receiver, unless that is done.
-    pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<Dialled, DownCause> {
+    pub(super) fn dial(&self, shared: &ShmShared, index: u32) -> Result<Dialled, DownCause> {
         if let Some(cause) = self.doomed.get() {
             return Err(cause.clone());
         }
@@ -169,7 +169,7 @@ impl Outgoing {
     }
 
     /// Handles a message of the receiver. `Some(Ok)`: it is up now. `Some(Err)`: it is down now.
-    pub(super) fn listen(&self, shared: &Shared) -> Option<Result<(), DownCause>> {
+    pub(super) fn listen(&self, shared: &ShmShared) -> Option<Result<(), DownCause>> {
         let mut sender = self.sender.lock();
         if self.is_down() {
             return None;
@@ -192,7 +192,7 @@ impl Outgoing {
         let mut sender = self.sender.lock();
         if say_bye && let Some(channel) = &sender.channel {
             // If the socket is full or gone, the hang-up tells it, too.
-            let _ = channel.send(&Message::Bye.encode(), &[]);
+            let _ = channel.send(&HandshakeMessage::Bye.encode(), &[]);
         }
         self.end(&mut sender, cause);
     }
@@ -277,7 +277,7 @@ impl Outgoing {
 impl Sender {
     /// Goes through the steps as far as possible, and continues from there the next time. The
     /// error comes with the name of the failed step.
-    fn dial(&mut self, peer: PeerId, shared: &Shared, index: u32) -> Result<Dialled, DownCause> {
+    fn dial(&mut self, peer: PeerId, shared: &ShmShared, index: u32) -> Result<Dialled, DownCause> {
         match self.connect(shared, index).and_then(|()| self.say_hello(peer, shared)) {
             Ok(()) => Ok(Dialled::Yes),
             Err(Unsaid::Short(error)) => Ok(Dialled::Short(error)),
@@ -286,7 +286,7 @@ impl Sender {
     }
 
     /// Calls the receiver, unless that is done.
-    fn connect(&mut self, shared: &Shared, index: u32) -> Result<(), Unsaid> {
+    fn connect(&mut self, shared: &ShmShared, index: u32) -> Result<(), Unsaid> {
         if self.channel.is_none() && self.segment_fd.is_some() {
             let channel = Channel::connect(&self.address.name);
             let channel =
@@ -312,7 +312,7 @@ impl Sender {
     }
 
     /// Goes on with the greeting, and says hello when both sides are proved.
-    fn say_hello(&mut self, peer: PeerId, shared: &Shared) -> Result<(), Unsaid> {
+    fn say_hello(&mut self, peer: PeerId, shared: &ShmShared) -> Result<(), Unsaid> {
         let (Some(segment_fd), Some(channel)) = (&self.segment_fd, &mut self.channel) else {
             return Ok(());
         };
@@ -337,7 +337,7 @@ impl Sender {
             }
             (self.greeting, self.is_proven) = (None, true);
         }
-        let hello = Message::Hello { geometry: self.segment.geometry() };
+        let hello = HandshakeMessage::Hello { geometry: self.segment.geometry() };
         let said = channel.send(&hello.encode(), &[segment_fd.as_fd()]);
         said.map_err(|error| Unsaid::of("saying hello failed", error.into()))?;
         self.segment_fd = None;
@@ -346,7 +346,7 @@ impl Sender {
 
     /// Returns the cause of a failed greeting as an error. A receiver that has only hung up is
     /// called again instead.
-    fn not_proven(&mut self, failure: Failure, shared: &Shared) -> Result<(), Unsaid> {
+    fn not_proven(&mut self, failure: Failure, shared: &ShmShared) -> Result<(), Unsaid> {
         let cause = match failure {
             Failure::Gone(_) if self.calls_again < CALLS_AGAIN && !self.is_receiver_dead() => {
                 self.calls_again += 1;
@@ -367,7 +367,7 @@ impl Sender {
     }
 
     /// Handles a message of the receiver. Returns `true` if it is a welcome.
-    fn hear(&mut self, peer: PeerId, shared: &Shared) -> Result<bool, DownCause> {
+    fn hear(&mut self, peer: PeerId, shared: &ShmShared) -> Result<bool, DownCause> {
         if let Some(welcome) = self.welcome.take() {
             return self.enter(*welcome, shared);
         }
@@ -403,8 +403,8 @@ impl Sender {
                 Ok(false)
             }
             Err(error) => Err(DownCause::Protocol(format!("its socket failed: {error}"))),
-            Ok(Received::Message(len, fds)) => match Message::decode(&bytes[..len]) {
-                Ok(Message::Welcome { bell, fenced }) if self.receiver.is_none() => {
+            Ok(Received::Message(len, fds)) => match HandshakeMessage::decode(&bytes[..len]) {
+                Ok(HandshakeMessage::Welcome { bell, fenced }) if self.receiver.is_none() => {
                     let fds = fds.try_into().map_err(|fds: Vec<_>| {
                         DownCause::Protocol(format!(
                             "its welcome came with {} descriptors",
@@ -413,15 +413,15 @@ impl Sender {
                     })?;
                     self.enter(Welcome { bell, fenced, fds }, shared)
                 }
-                Ok(Message::Refusal(why)) => Err(DownCause::Refused(why)),
-                Ok(Message::Bye) => Err(DownCause::Closed),
+                Ok(HandshakeMessage::Refusal(why)) => Err(DownCause::Refused(why)),
+                Ok(HandshakeMessage::Bye) => Err(DownCause::Closed),
                 Ok(other) => Err(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
                 Err(why) => Err(DownCause::Protocol(why)),
             },
         }
     }
 
-    fn enter(&mut self, welcome: Welcome, shared: &Shared) -> Result<bool, DownCause> {
+    fn enter(&mut self, welcome: Welcome, shared: &ShmShared) -> Result<bool, DownCause> {
         match BellPage::open(&welcome.fds[0]) {
             Ok(page) => {
                 self.receiver =
@@ -478,7 +478,7 @@ impl Sender {
 }
 
 impl Receiver {
-    fn new(page: BellPage, welcome: Welcome, shared: &Shared) -> Result<Self, String> {
+    fn new(page: BellPage, welcome: Welcome, shared: &ShmShared) -> Result<Self, String> {
         let Welcome { bell, fenced, fds: [_, wake] } = welcome;
         check_eventfd(wake.as_fd())?;
         Ok(Self { page: Arc::new(page), wake, bell, fenced: fenced || !shared.barrier.reachable })
@@ -520,7 +520,7 @@ fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), String> {
 /// The handle that the runtime holds.
 #[derive(Debug)]
 pub(super) struct ShmLink {
-    pub(super) outgoing: Arc<Outgoing>,
+    pub(super) outgoing: Arc<SendingEnd>,
     /// A fork's copy of the link ends nothing.
     pub(super) owner: Owner,
 }

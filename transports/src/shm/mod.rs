@@ -85,10 +85,11 @@ impl Transport for Shm {
             let limit = if error == Errno::FBIG { "; `ulimit -f` is the limit" } else { "" };
             Unavailable::new(NAME, format!("no shared memory: {error}{limit}"))
         })?;
-        let place = handshake::Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;
+        let namespace =
+            handshake::SocketNamespace::here().map_err(|reason| Unavailable::new(NAME, reason))?;
         let note = format!(
             "memfd rings of {} slots, sockets in network namespace {}",
-            self.geometry.slots, place.net_namespace
+            self.geometry.slots, namespace.net_namespace
         );
         Ok(vec![DeviceInfo { name: "memory".into(), note }])
     }

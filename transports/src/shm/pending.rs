@@ -4,8 +4,8 @@
 //! sender's fault, so a later poll repeats the step.
 
 use super::Geometry;
-use super::device::Shared;
-use super::handshake::{MAX_MESSAGE, Message, greeting};
+use super::device::ShmShared;
+use super::handshake::{HandshakeMessage, MAX_MESSAGE, greeting};
 use super::segment::Segment;
 use crate::contract::PeerId;
 use crate::mem::MapError;
@@ -33,12 +33,12 @@ enum Stage {
     /// The sender is proved, and has to say hello.
     Proven(PeerId),
     /// The sender has said hello.
-    Known(Box<Hello>),
+    Known(Box<SenderHello>),
 }
 
 /// Content of a hello: the sender's name, and its segment.
 #[derive(Debug)]
-pub(super) struct Hello {
+pub(super) struct SenderHello {
     pub(super) from: PeerId,
     segment_fd: OwnedFd,
     geometry: Geometry,
@@ -67,7 +67,7 @@ pub(super) enum Heard {
 }
 
 impl PendingSender {
-    pub(super) fn new(shared: &Shared, channel: Channel) -> Result<Self, Errno> {
+    pub(super) fn new(shared: &ShmShared, channel: Channel) -> Result<Self, Errno> {
         let greeting = greeting(Role::Listener, &shared.identity)?;
         let channel = shared.watched(channel);
         Ok(Self { channel, is_watched: false, stage: Stage::Greeting(Box::new(greeting)) })
@@ -85,7 +85,7 @@ impl PendingSender {
     }
 
     /// Receives the hello, unless that is done, and admits the sender.
-    pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Result<Heard, String> {
+    pub(super) fn hear(&mut self, shared: &ShmShared, place: u32) -> Result<Heard, String> {
         if !self.is_watched {
             match shared.watch_pending(place, self.channel.as_fd()) {
                 Ok(()) => self.is_watched = true,
@@ -129,7 +129,11 @@ impl PendingSender {
 
     /// Lets in one that has said hello, under this bell. One for which something is short comes
     /// back.
-    pub(super) fn enter(self, shared: &Shared, bell: u32) -> Result<AdmittedSender, (Self, NotIn)> {
+    pub(super) fn enter(
+        self,
+        shared: &ShmShared,
+        bell: u32,
+    ) -> Result<AdmittedSender, (Self, NotIn)> {
         let Stage::Known(hello) = &self.stage else {
             return Err((self, NotIn::Short(Errno::AGAIN)));
         };
@@ -147,7 +151,7 @@ impl PendingSender {
             // Another pid namespace, or an old kernel: only the socket's hang-up tells of the end.
             Err(_) => None,
         };
-        let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
+        let welcome = HandshakeMessage::Welcome { bell, fenced: !shared.barrier.heavy };
         let fds = [shared.page_fd.as_fd(), shared.wake.as_fd()];
         let let_in = shared
             .watch_again(bell, self.channel.as_fd())
@@ -171,7 +175,10 @@ pub(super) enum NotIn {
     Refused(String),
 }
 
-fn hear_hello(channel: &Channel, from: PeerId) -> Result<Result<Option<Hello>, Errno>, String> {
+fn hear_hello(
+    channel: &Channel,
+    from: PeerId,
+) -> Result<Result<Option<SenderHello>, Errno>, String> {
     let mut bytes = [0; MAX_MESSAGE];
     let (len, fds) = match channel.receive(&mut bytes) {
         Ok(Received::Nothing) => return Ok(Ok(None)),
@@ -180,12 +187,12 @@ fn hear_hello(channel: &Channel, from: PeerId) -> Result<Result<Option<Hello>, E
         Err(error) if is_shortage(error) => return Ok(Err(error)),
         Err(error) => return Err(format!("its socket failed: {error}")),
     };
-    let message = Message::decode(&bytes[..len])?;
-    let Message::Hello { geometry } = message else {
+    let message = HandshakeMessage::decode(&bytes[..len])?;
+    let HandshakeMessage::Hello { geometry } = message else {
         return Err(format!("it began with {message:?}"));
     };
     let [segment_fd]: [OwnedFd; 1] = fds
         .try_into()
         .map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
-    Ok(Ok(Some(Hello { from, segment_fd, geometry, segment: None })))
+    Ok(Ok(Some(SenderHello { from, segment_fd, geometry, segment: None })))
 }

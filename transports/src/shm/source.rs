@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "the end of a ring in shared memory")]
 
 use super::device::is_dead;
-use super::handshake::{MAX_MESSAGE, Message};
+use super::handshake::{HandshakeMessage, MAX_MESSAGE};
 use super::pending::AdmittedSender;
 use super::segment::{Segment, SegmentSlots};
 use crate::contract::{
@@ -238,8 +238,8 @@ impl Source {
                 is_dead(process.as_fd()).then(|| DownCause::Gone("its process has ended".into()))
             }
             Ok(Received::Closed) => Some(DownCause::Gone("its socket hung up".into())),
-            Ok(Received::Message(len, _)) => match Message::decode(&bytes[..len]) {
-                Ok(Message::Bye) => Some(DownCause::Closed),
+            Ok(Received::Message(len, _)) => match HandshakeMessage::decode(&bytes[..len]) {
+                Ok(HandshakeMessage::Bye) => Some(DownCause::Closed),
                 Ok(other) => Some(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
                 Err(why) => Some(DownCause::Protocol(why)),
             },

@@ -14,7 +14,7 @@ const MOST: usize = 8;
 
 /// Address of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Address {
+pub struct TcpAddress {
     /// Unique name of the device.
     pub key: DeviceKey,
     /// Id of the kernel's boot, which tells machines apart.
@@ -28,24 +28,29 @@ pub struct Address {
 /// First bytes of an encoded address; those of its IP addresses follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Head {
+struct TcpAddressHead {
     magic: [u8; 4],
     key: [u8; 16],
     boot: [u8; 16],
     port: U16,
 }
 
-impl Address {
+impl TcpAddress {
     /// Encodes the address for peers.
     pub fn encode(&self) -> AddressBlob {
-        let head = Head { magic: MAGIC, key: self.key.0, boot: self.boot, port: self.port.into() };
+        let head = TcpAddressHead {
+            magic: MAGIC,
+            key: self.key.0,
+            boot: self.boot,
+            port: self.port.into(),
+        };
         let hosts: Vec<_> = self.hosts.iter().take(MOST).map(|host| octets(*host)).collect();
         AddressBlob([head.as_bytes(), hosts.as_flattened()].concat())
     }
 
     /// Decodes an address. Returns `None` if it is malformed.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
-        let (head, rest) = Head::ref_from_prefix(&blob.0).ok()?;
+        let (head, rest) = TcpAddressHead::ref_from_prefix(&blob.0).ok()?;
         let hosts = <[[u8; 16]]>::ref_from_bytes(rest).ok()?;
         if head.magic != MAGIC || hosts.is_empty() || hosts.len() > MOST {
             return None;
@@ -68,21 +73,21 @@ impl Address {
 mod tests {
     use super::*;
 
-    fn address(hosts: &[&str]) -> Address {
+    fn address(hosts: &[&str]) -> TcpAddress {
         let hosts = hosts.iter().map(|ip| ip.parse().unwrap()).collect();
-        Address { key: DeviceKey([1; 16]), boot: [2; 16], port: 4711, hosts }
+        TcpAddress { key: DeviceKey([1; 16]), boot: [2; 16], port: 4711, hosts }
     }
 
     #[test]
     fn an_address_comes_back_and_a_damaged_one_does_not() {
         let address = address(&["10.0.0.1", "fd00::7"]);
         let blob = address.encode();
-        assert_eq!(Address::decode(&blob), Some(address));
+        assert_eq!(TcpAddress::decode(&blob), Some(address));
         for len in 0..blob.0.len() {
-            let cut = Address::decode(&AddressBlob(blob.0[..len].to_vec()));
+            let cut = TcpAddress::decode(&AddressBlob(blob.0[..len].to_vec()));
             assert!(len == 54 || cut.is_none(), "{len} bytes");
         }
-        assert_eq!(Address::decode(&AddressBlob(vec![0; 54])), None);
+        assert_eq!(TcpAddress::decode(&AddressBlob(vec![0; 54])), None);
     }
 
     #[test]

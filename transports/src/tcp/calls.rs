@@ -1,10 +1,10 @@
 //! Connections that come in: each proves itself, and belongs to ends that are new or known.
 
-use super::device::{Polling, TcpDevice};
+use super::device::{TcpDevice, TcpPolling};
 use super::incoming::{Inbound, Incoming};
 use super::outgoing::{Outgoing, Risen};
 use super::pending::ProvedConnection;
-use super::shared::{LISTENER, Shared};
+use super::shared::{LISTENER, TcpShared};
 use super::wire;
 use crate::net::greeting::Carrier as _;
 use crate::net::key::DeviceKey;
@@ -21,7 +21,7 @@ const MOST: usize = 1024;
 const AT_ONCE: u32 = 64;
 
 impl TcpDevice {
-    pub(super) fn accept(&self, polling: &mut Polling) {
+    pub(super) fn accept(&self, polling: &mut TcpPolling) {
         for _ in 0..AT_ONCE {
             if let Some(oldest) = polling.pending.crowded() {
                 // It may have something to say by now.
@@ -46,7 +46,7 @@ impl TcpDevice {
 
     /// Leaves callers in the kernel's queue until the next tick, since this process lacks what they
     /// take. Until then they wake no thread.
-    pub(super) fn listen_later(&self, polling: &mut Polling, error: Errno) {
+    pub(super) fn listen_later(&self, polling: &mut TcpPolling, error: Errno) {
         self.shared.shortage.note(error);
         if let Some(listener) = &polling.listener {
             let none = EventFlags::empty();
@@ -57,14 +57,14 @@ impl TcpDevice {
         polling.pending.hasten();
     }
 
-    pub(super) fn hear_pending(&self, polling: &mut Polling, place: u32) {
+    pub(super) fn hear_pending(&self, polling: &mut TcpPolling, place: u32) {
         let Some(connection) = polling.pending.hear(&self.shared, place) else { return };
         self.shared.shortage.end();
         self.admit(polling, connection);
     }
 
     /// Takes in a connection of a rank of the job, unless it has to wait.
-    pub(super) fn admit(&self, polling: &mut Polling, mut connection: ProvedConnection) {
+    pub(super) fn admit(&self, polling: &mut TcpPolling, mut connection: ProvedConnection) {
         let link = match self.end_of(&connection) {
             Ok(link) => link,
             Err(why) => {
@@ -96,7 +96,7 @@ impl TcpDevice {
     }
 
     /// Has the receiving end go on with a connection that has come up.
-    pub(super) fn attach(&self, polling: &mut Polling, link: &Arc<Outgoing>, risen: Risen) {
+    pub(super) fn attach(&self, polling: &mut TcpPolling, link: &Arc<Outgoing>, risen: Risen) {
         let Risen { socket, window, behind } = risen;
         let (place, longest) = (link.index as usize, self.shared.packets.packet_size());
         if place >= polling.inbound.len() {
@@ -141,6 +141,6 @@ impl TcpDevice {
             return Err("its rank has too many links here");
         }
         let number = DeviceKey::fresh().map_err(|_| "no random bytes")?;
-        Ok(Shared::begin(&mut links, (connection.peer, connection.device), number))
+        Ok(TcpShared::begin(&mut links, (connection.peer, connection.device), number))
     }
 }

@@ -3,16 +3,16 @@
 //! A poll reads sockets on which something came a moment ago directly. The others wait in an epoll
 //! set, which a poll reads at intervals, so that idle links cost other transports next to nothing.
 
-use super::address::Address;
+use super::address::TcpAddress;
 use super::flusher::Flusher;
 use super::hot::{HOT, Hot};
-use super::incoming::{Fault, Inbound, Read, Receiving};
+use super::incoming::{Inbound, Read, ReadFault, Receiving};
 use super::link::TcpLink;
 use super::looks::Looks;
 use super::outgoing::Outgoing;
 use super::pending::{PendingConnection, ProvedConnection};
-use super::shared::{BELL, LINK, LISTENER, PENDING, Shared, TIMER};
-use super::{NAME, Options, socket};
+use super::shared::{BELL, LINK, LISTENER, PENDING, TIMER, TcpShared};
+use super::{NAME, TcpOptions, socket};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, Matcher, PeerId, Polled,
     Reach, SubmitError, Unavailable,
@@ -48,7 +48,7 @@ const TICK: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_millis(1500);
 
 #[derive(Debug)]
-pub(super) struct Polling {
+pub(super) struct TcpPolling {
     pub(super) listener: Option<TcpListener>,
     pub(super) pending: Pending<PendingConnection>,
     /// Connections of peers to which this device is dialling at the same time.
@@ -78,8 +78,8 @@ pub(super) struct Polling {
 /// Sockets of a device.
 #[derive(Debug)]
 pub(super) struct TcpDevice {
-    pub(super) shared: Arc<Shared>,
-    pub(super) polling: BiasedLock<Polling>,
+    pub(super) shared: Arc<TcpShared>,
+    pub(super) polling: BiasedLock<TcpPolling>,
     timer: OwnedFd,
     this: Weak<Self>,
     /// Set by `arm` and `disarm`: the next poll reads the epoll set at once.
@@ -88,7 +88,7 @@ pub(super) struct TcpDevice {
 
 impl TcpDevice {
     pub(super) fn open(
-        options: Options,
+        options: TcpOptions,
         identity: Identity,
         packets: Arc<dyn PacketSource>,
     ) -> Result<Arc<Self>, Unavailable> {
@@ -101,8 +101,8 @@ impl TcpDevice {
         let opened = || -> Result<Arc<Self>, std::io::Error> {
             let port = listener.local_addr()?.port();
             let hosts = own.iter().map(|interface| interface.address).collect();
-            let address = Address { key: DeviceKey::fresh()?, boot, port, hosts };
-            let shared = Shared {
+            let address = TcpAddress { key: DeviceKey::fresh()?, boot, port, hosts };
+            let shared = TcpShared {
                 identity,
                 address,
                 own: own.clone(),
@@ -130,7 +130,7 @@ impl TcpDevice {
             shared.watch(listener.as_fd(), LISTENER, EventFlags::IN)?;
             shared.watch(shared.sleepers.as_fd(), BELL, EventFlags::IN)?;
             shared.watch(timer.as_fd(), TIMER, EventFlags::IN)?;
-            let polling = Polling {
+            let polling = TcpPolling {
                 listener: Some(listener),
                 pending: Pending::of_ranks(shared.identity.ranks),
                 crossed: Vec::new(),
@@ -164,7 +164,7 @@ impl TcpDevice {
 
     /// Handles what other threads, and links, have left for a poll.
     #[cold]
-    fn news(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn news(&self, polling: &mut TcpPolling, batch: &mut Batch) {
         self.shared.news.store(false, Ordering::Relaxed);
         // The flag goes first: what is added meanwhile sets it again.
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -196,7 +196,7 @@ impl TcpDevice {
 
     /// Takes up frames that found no room in an earlier batch.
     #[cold]
-    fn read_backlog(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn read_backlog(&self, polling: &mut TcpPolling, batch: &mut Batch) {
         polling.has_backlog = false;
         let longest = self.shared.packets.packet_size();
         // One that fills each batch is not the first again.
@@ -211,8 +211,8 @@ impl TcpDevice {
     }
 
     /// Takes in what has come on a connection. Returns `true` if something has.
-    pub(super) fn receive(&self, polling: &mut Polling, index: u32, batch: &mut Batch) -> bool {
-        let Polling { inbound, scratch, .. } = polling;
+    pub(super) fn receive(&self, polling: &mut TcpPolling, index: u32, batch: &mut Batch) -> bool {
+        let TcpPolling { inbound, scratch, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
         let mut to = Receiving { packets, windows, batch, scratch };
@@ -238,12 +238,12 @@ impl TcpDevice {
                 }
                 read == Read::Some
             }
-            Err(Fault::Broken(error)) => {
+            Err(ReadFault::Broken(error)) => {
                 tracing::info!(peer = %entry.incoming.peer, %error, "a connection has broken");
                 self.lose(polling, index);
                 true
             }
-            Err(Fault::Protocol(why)) => {
+            Err(ReadFault::Protocol(why)) => {
                 self.end(polling, index, DownCause::Protocol(why));
                 true
             }
@@ -251,7 +251,7 @@ impl TcpDevice {
     }
 
     /// Ends both ends of a connection. The peer begins neither anew before its end is reported.
-    fn end(&self, polling: &mut Polling, index: u32, cause: DownCause) {
+    fn end(&self, polling: &mut TcpPolling, index: u32, cause: DownCause) {
         if let Some(Some(entry)) = polling.inbound.get(index as usize) {
             entry.link.fail(&self.shared, cause.clone());
             self.shared.has_died(entry.incoming.peer, cause);
@@ -261,7 +261,7 @@ impl TcpDevice {
 
     /// Takes up that a connection has ended without the end of its links. One side makes another,
     /// or is dead.
-    fn lose(&self, polling: &mut Polling, index: u32) {
+    fn lose(&self, polling: &mut TcpPolling, index: u32) {
         let Some(Some(entry)) = polling.inbound.get_mut(index as usize) else { return };
         let Some(socket) = entry.socket.take() else { return };
         // The next connection begins in the epoll set.
@@ -271,7 +271,7 @@ impl TcpDevice {
     }
 
     /// Returns `true` if nothing can come but a peer that connects.
-    fn is_alone(&self, polling: &Polling) -> bool {
+    fn is_alone(&self, polling: &TcpPolling) -> bool {
         polling.inbound.iter().all(Option::is_none)
             && polling.pending.is_empty()
             && self.shared.outgoing.lock().is_empty()
@@ -279,7 +279,7 @@ impl TcpDevice {
 
     /// Reads the epoll set.
     #[cold]
-    fn look(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn look(&self, polling: &mut TcpPolling, batch: &mut Batch) {
         polling.looks.begin();
         self.excuse(polling);
         if self.shared.is_closed() {
@@ -323,7 +323,7 @@ impl TcpDevice {
     }
 
     /// Goes on with a connection that is being made, or has room.
-    fn advance(&self, polling: &mut Polling, index: u32) {
+    fn advance(&self, polling: &mut TcpPolling, index: u32) {
         if let Some(link) = self.shared.link(index)
             && let Some(risen) = link.advance(&self.shared)
         {
@@ -332,7 +332,7 @@ impl TcpDevice {
     }
 
     /// Looks after connections that are not up, or stand still.
-    fn tick(&self, polling: &mut Polling) {
+    fn tick(&self, polling: &mut TcpPolling) {
         self.excuse(polling);
         polling.ticked_at = Instant::now();
         polling.inbound.iter_mut().flatten().for_each(|it| it.rest(&self.shared));
@@ -368,7 +368,7 @@ impl TcpDevice {
     }
 
     /// Does not count a time against peers in which this process did not ask them.
-    fn excuse(&self, polling: &mut Polling) {
+    fn excuse(&self, polling: &mut TcpPolling) {
         let span = polling.ticked_at.elapsed();
         if span > IDLE.max(self.shared.options.timeout / 8) {
             polling.ticked_at = Instant::now();
@@ -378,7 +378,7 @@ impl TcpDevice {
     }
 }
 
-impl Polling {
+impl TcpPolling {
     /// Forgets a receiving end.
     pub(super) fn leave(&mut self, index: u32) {
         if let Some(entry) = self.inbound.get_mut(index as usize) {
@@ -394,7 +394,7 @@ impl Device for TcpDevice {
     }
 
     fn reach(&self, to: &AddressBlob) -> Reach {
-        let Some(to) = Address::decode(to) else {
+        let Some(to) = TcpAddress::decode(to) else {
             return Reach::No("its address is not one of this transport's".into());
         };
         if to.candidates(self.shared.address.boot, &self.shared.own).is_empty() {
@@ -404,7 +404,7 @@ impl Device for TcpDevice {
     }
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
-        let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let address = TcpAddress::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
         if self.shared.is_closed() {
             return Err(SubmitError::Down { peer, cause: DownCause::Closed });
         }
@@ -417,7 +417,7 @@ impl Device for TcpDevice {
         };
         let known = links.iter().flatten().find(takes).cloned();
         let outgoing = known.unwrap_or_else(|| {
-            let new = Shared::begin(&mut links, (peer, address.key), key);
+            let new = TcpShared::begin(&mut links, (peer, address.key), key);
             new.serve(&self.shared, &candidates);
             new
         });

@@ -1,6 +1,6 @@
 //! Ends of peers: reported once each, behind what the peer sent before.
 
-use super::device::{Polling, TcpDevice};
+use super::device::{TcpDevice, TcpPolling};
 use super::incoming::Inbound;
 use crate::contract::{Batch, DownCause, Event, PeerId};
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 impl TcpDevice {
     /// Reports peers that have gone, behind what they sent before.
     #[cold]
-    pub(super) fn report(&self, polling: &mut Polling, batch: &mut Batch) {
+    pub(super) fn report(&self, polling: &mut TcpPolling, batch: &mut Batch) {
         let mut deaths = std::mem::take(&mut *self.shared.deaths.lock());
         // Several links may have told of the same end.
         let mut peers = BTreeSet::new();
@@ -24,7 +24,7 @@ impl TcpDevice {
 
     fn is_reported(
         &self,
-        polling: &mut Polling,
+        polling: &mut TcpPolling,
         (peer, cause): (PeerId, &DownCause),
         batch: &mut Batch,
     ) -> bool {

@@ -3,7 +3,7 @@
 //! A device that gathers messages starts it with the first message that it leaves. It sleeps while
 //! nothing is left, and ends with the device.
 
-use super::shared::Shared;
+use super::shared::TcpShared;
 use crate::clock::TICKS_PER_MICROSECOND;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ pub(super) struct Flusher {
 impl Flusher {
     /// Sees to it that the thread looks at what is left.
     #[inline]
-    pub(super) fn wake(&self, shared: &Arc<Shared>) {
+    pub(super) fn wake(&self, shared: &Arc<TcpShared>) {
         // The swap is rare: while messages are left again and again, the thread stays awake.
         if !self.is_awake.load(Ordering::SeqCst) && !self.is_awake.swap(true, Ordering::SeqCst) {
             self.start(shared);
@@ -38,7 +38,7 @@ impl Flusher {
     }
 
     #[cold]
-    fn start(&self, shared: &Arc<Shared>) {
+    fn start(&self, shared: &Arc<TcpShared>) {
         let mut thread = self.thread.lock();
         if let Some(thread) = &*thread {
             return thread.thread().unpark();
@@ -69,7 +69,7 @@ impl Flusher {
     }
 }
 
-fn serve(shared: &Weak<Shared>) {
+fn serve(shared: &Weak<TcpShared>) {
     let mut looks = 0;
     loop {
         sleep(PATIENCE);

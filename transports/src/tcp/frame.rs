@@ -6,7 +6,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a head.
-pub const HEAD: usize = size_of::<Head>();
+pub const HEAD: usize = size_of::<FrameHead>();
 
 const MESSAGE: u8 = 1;
 const PUT: u8 = 2;
@@ -18,7 +18,7 @@ const LENGTH_BITS: u32 = 56;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Head {
+struct FrameHead {
     kind_and_length: U64,
     words: [U64; 2],
 }
@@ -61,7 +61,8 @@ impl Frame {
             Self::Ack { received } => (ACK, 0, [received, 0]),
         };
         let kind_and_length = u64::from(kind) << LENGTH_BITS | len;
-        let head = Head { kind_and_length: kind_and_length.into(), words: words.map(U64::from) };
+        let head =
+            FrameHead { kind_and_length: kind_and_length.into(), words: words.map(U64::from) };
         zerocopy::transmute!(head)
     }
 
@@ -70,7 +71,7 @@ impl Frame {
     /// # Errors
     /// What is wrong with it.
     pub fn decode(bytes: [u8; HEAD], longest: usize) -> Result<Self, String> {
-        let head: Head = zerocopy::transmute!(bytes);
+        let head: FrameHead = zerocopy::transmute!(bytes);
         let kind_and_length = head.kind_and_length.get();
         let len = kind_and_length & ((1 << LENGTH_BITS) - 1);
         let [first, second] = head.words.map(U64::get);

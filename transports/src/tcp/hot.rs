@@ -1,6 +1,6 @@
 //! Sockets that polls read directly, and their place in the epoll set.
 
-use super::device::{Polling, TcpDevice};
+use super::device::{TcpDevice, TcpPolling};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::Batch;
 
@@ -28,7 +28,7 @@ pub(super) struct Hot {
 
 impl TcpDevice {
     /// Reads the sockets on which something came a moment ago.
-    pub(super) fn read_hot(&self, polling: &mut Polling, batch: &mut Batch) {
+    pub(super) fn read_hot(&self, polling: &mut TcpPolling, batch: &mut Batch) {
         let now = ticks();
         for at in (0..polling.hot.len()).rev() {
             let Some(&Hot { place, since, .. }) = polling.hot.get(at) else { continue };
@@ -53,8 +53,8 @@ impl TcpDevice {
 
     /// Takes a hot socket out of the epoll set, unless a thread sleeps on that.
     #[cold]
-    fn take_apart(&self, polling: &mut Polling, at: usize) {
-        let Polling { hot, inbound, .. } = polling;
+    fn take_apart(&self, polling: &mut TcpPolling, at: usize) {
+        let TcpPolling { hot, inbound, .. } = polling;
         let entry = inbound.get(hot[at].place as usize).and_then(Option::as_ref);
         let is_apart = !self.shared.sleepers.any()
             && entry.is_some_and(|entry| entry.link.keep_apart(&self.shared, true).is_ok());
@@ -64,8 +64,8 @@ impl TcpDevice {
     }
 
     /// Puts a hot socket back into the epoll set. Returns `false` if the kernel lacks a resource.
-    pub(super) fn put_back(&self, polling: &mut Polling, at: usize) -> bool {
-        let Polling { hot, inbound, .. } = polling;
+    pub(super) fn put_back(&self, polling: &mut TcpPolling, at: usize) -> bool {
+        let TcpPolling { hot, inbound, .. } = polling;
         let streak = std::mem::take(&mut hot[at].streak);
         let entry = inbound.get(hot[at].place as usize).and_then(Option::as_ref);
         let is_back = streak < APART
@@ -77,13 +77,13 @@ impl TcpDevice {
     }
 
     /// Returns `true` if an operation's end is waited for on that socket.
-    fn is_awaited(polling: &Polling, index: u32) -> bool {
+    fn is_awaited(polling: &TcpPolling, index: u32) -> bool {
         let entry = polling.inbound.get(index as usize).and_then(Option::as_ref);
         entry.is_some_and(|entry| !entry.link.has_ended() && entry.link.has_bodies())
     }
 }
 
-impl Polling {
+impl TcpPolling {
     /// Has polls read a socket directly.
     pub(super) fn warm(&mut self, index: u32) {
         let now = ticks();

@@ -6,7 +6,7 @@
 use super::frame::{Frame, HEAD};
 use super::outflow::KEPT;
 use super::outgoing::Outgoing;
-use super::shared::{Connection, Shared};
+use super::shared::{TcpShared, WatchedStream};
 use super::socket::{drain, receive};
 use super::windows::{Window, Windows};
 use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
@@ -118,12 +118,12 @@ impl Incoming {
     /// What the sender did against the protocol, or the connection's error.
     pub(super) fn read(
         &mut self,
-        socket: Option<&Connection>,
+        socket: Option<&WatchedStream>,
         to: &mut Receiving<'_>,
-    ) -> Result<Read, Fault> {
+    ) -> Result<Read, ReadFault> {
         if !self.pending.is_empty() {
             let pending = std::mem::take(&mut self.pending);
-            let taken = self.parse(&pending, to).map_err(Fault::Protocol)?;
+            let taken = self.parse(&pending, to).map_err(ReadFault::Protocol)?;
             self.pending = pending;
             self.pending.drain(..taken);
             if to.batch.is_full() {
@@ -152,7 +152,7 @@ impl Incoming {
                 Ok(received) => received,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => break,
-                Err(error) => return Err(Fault::Broken(error)),
+                Err(error) => return Err(ReadFault::Broken(error)),
             };
             self.received += received as u64;
             turn += received;
@@ -165,7 +165,7 @@ impl Incoming {
                 let scratch = std::mem::take(&mut to.scratch);
                 let taken = self.take_in(&scratch[..received], to);
                 to.scratch = scratch;
-                taken.map_err(Fault::Protocol)?;
+                taken.map_err(ReadFault::Protocol)?;
             }
             if received < room {
                 break;
@@ -291,12 +291,12 @@ pub(super) struct Inbound {
     pub(super) incoming: Incoming,
     /// The sending end, which has the same place.
     pub(super) link: Arc<Outgoing>,
-    pub(super) socket: Option<Arc<Connection>>,
+    pub(super) socket: Option<Arc<WatchedStream>>,
 }
 
 impl Inbound {
     /// Acknowledges the bytes: all of them, or if that is due.
-    pub(super) fn acknowledge(&mut self, shared: &Shared, all: bool) {
+    pub(super) fn acknowledge(&mut self, shared: &TcpShared, all: bool) {
         let received = self.incoming.received;
         if self.incoming.owes_ack(all)
             && let Some(socket) = &self.socket
@@ -307,7 +307,7 @@ impl Inbound {
     }
 
     /// Acknowledges all bytes, and gives back the memory of a burst.
-    pub(super) fn rest(&mut self, shared: &Shared) {
+    pub(super) fn rest(&mut self, shared: &TcpShared) {
         self.acknowledge(shared, true);
         self.incoming.pending.shrink_to(KEPT);
     }
@@ -323,7 +323,7 @@ impl Inbound {
 
 /// The reason why a connection was not read.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
+pub(super) enum ReadFault {
     /// The sender did something against the protocol.
     Protocol(String),
     /// The connection has ended.

@@ -7,9 +7,9 @@
 
 use super::device::TcpDevice;
 use super::frame::{Frame, HEAD};
-use super::outflow::{Body, Source};
+use super::outflow::{Body, BodyOwner};
 use super::outgoing::{Line, Outgoing, Sending};
-use super::shared::Shared;
+use super::shared::TcpShared;
 use crate::clock::TICKS_PER_MICROSECOND;
 use crate::contract::{
     BufferChunk, Busy, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace,
@@ -29,7 +29,7 @@ const CLOSE: u64 = 20 * TICKS_PER_MICROSECOND;
 /// A link, as the runtime has it.
 pub(super) struct TcpLink {
     pub(super) outgoing: Arc<Outgoing>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<TcpShared>,
     pub(super) device: Weak<TcpDevice>,
 }
 
@@ -176,7 +176,7 @@ impl Link for TcpLink {
             Op::Put { to, buffer, token } => {
                 can_send(buffer)?;
                 let len = buffer.len();
-                self.put(to, len, || Body { bytes: Source::Own(std::mem::take(buffer)), token })
+                self.put(to, len, || Body { bytes: BodyOwner::Own(std::mem::take(buffer)), token })
             }
             Op::Get { .. } | Op::Atomic { .. } => Err(SubmitError::no_remote_memory()),
         }
@@ -205,7 +205,7 @@ impl Link for TcpLink {
         token: OpToken,
     ) -> Result<Submit, SubmitError> {
         can_send(&chunk.of)?;
-        self.put(to, chunk.len, || Body { bytes: Source::Shared(chunk.clone()), token })
+        self.put(to, chunk.len, || Body { bytes: BodyOwner::Shared(chunk.clone()), token })
     }
 
     fn is_up(&self) -> bool {

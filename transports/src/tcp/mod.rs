@@ -80,7 +80,7 @@ pub const NAME: &str = "tcp";
 
 /// Values of the settings.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TcpOptions {
     /// Largest message in bytes, at most the size of a packet.
     pub packet_size: usize,
     /// Interfaces whose addresses are published, comma-separated; `auto`: all.
@@ -95,7 +95,7 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-impl Options {
+impl TcpOptions {
     /// Returns the options of these settings. `packet_size`: bytes.
     pub fn of(settings: &TcpSettings, packet_size: usize) -> Self {
         let named = |text: &str| if text == "auto" { String::new() } else { text.into() };
@@ -110,7 +110,7 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for TcpOptions {
     /// Returns the defaults of the settings, for messages of 8 KiB.
     fn default() -> Self {
         Self {
@@ -127,12 +127,12 @@ impl Default for Options {
 /// The TCP transport.
 #[derive(Debug, Clone)]
 pub struct Tcp {
-    options: Options,
+    options: TcpOptions,
 }
 
 impl Tcp {
     /// Makes the transport.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: TcpOptions) -> Self {
         Self { options }
     }
 }
@@ -177,7 +177,7 @@ impl Transport for Tcp {
 }
 
 struct TcpDomain {
-    options: Options,
+    options: TcpOptions,
     identity: Identity,
     caps: Caps,
 }

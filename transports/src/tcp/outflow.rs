@@ -16,18 +16,18 @@ pub(super) const KEPT: usize = 4096;
 /// Bytes that are sent from where they lie.
 #[derive(Debug)]
 pub(super) struct Body {
-    pub(super) bytes: Source,
+    pub(super) bytes: BodyOwner,
     pub(super) token: OpToken,
 }
 
 /// Owner of the bytes of a body: host memory in one piece.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum BodyOwner {
     Own(Buffer),
     Shared(BufferChunk),
 }
 
-impl Source {
+impl BodyOwner {
     fn view(&self) -> MemRef<'_> {
         match self {
             Self::Own(buffer) => buffer.view(),
@@ -48,13 +48,13 @@ impl Source {
 }
 
 #[derive(Debug)]
-enum Piece {
+enum OutflowPiece {
     /// Number of the copied bytes.
     Copied(usize),
     Body(Body),
 }
 
-impl Piece {
+impl OutflowPiece {
     /// Returns the number of its bytes, and of the copied ones among them.
     fn lens(&self) -> (usize, usize) {
         match self {
@@ -67,7 +67,7 @@ impl Piece {
 /// An acknowledgement of bytes that were never sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("it acknowledges {acked} bytes of {sent} that were sent")]
-pub(super) struct Unsent {
+pub(super) struct AckedUnsent {
     acked: u64,
     sent: u64,
 }
@@ -87,7 +87,7 @@ struct Cursor {
 pub(super) struct Outflow {
     copied: VecDeque<u8>,
     /// Pieces from the offset `first` on.
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<OutflowPiece>,
     first: u64,
     /// Place where the next send begins to look: at the first piece with unsent bytes, or the last.
     next: Cursor,
@@ -154,15 +154,15 @@ impl Outflow {
     fn added(&mut self, len: usize) {
         self.end += len as u64;
         match self.pieces.back_mut() {
-            Some(Piece::Copied(copied)) => *copied += len,
-            _ => self.pieces.push_back(Piece::Copied(len)),
+            Some(OutflowPiece::Copied(copied)) => *copied += len,
+            _ => self.pieces.push_back(OutflowPiece::Copied(len)),
         }
     }
 
     /// Adds bytes that stay where they are.
     pub(super) fn push_body(&mut self, body: Body) {
         self.end += body.bytes.view().len() as u64;
-        self.pieces.push_back(Piece::Body(body));
+        self.pieces.push_back(OutflowPiece::Body(body));
         self.bodies += 1;
     }
 
@@ -175,7 +175,7 @@ impl Outflow {
             let skip = usize::try_from(self.sent.saturating_sub(at)).unwrap_or(usize::MAX).min(len);
             let more = match piece {
                 _ if skip == len => true,
-                Piece::Copied(len) => {
+                OutflowPiece::Copied(len) => {
                     let (from, to) = (copy + skip, copy + len);
                     let split = front.len();
                     let one = &front[from.min(split)..to.min(split)];
@@ -185,7 +185,7 @@ impl Outflow {
                         .filter(|part| !part.is_empty())
                         .all(|part| each(MemRef::host(part)))
                 }
-                Piece::Body(body) => each(body.bytes.view().part(skip, len - skip)),
+                OutflowPiece::Body(body) => each(body.bytes.view().part(skip, len - skip)),
             };
             if !more {
                 return;
@@ -216,9 +216,9 @@ impl Outflow {
         &mut self,
         acked: u64,
         mut ended: impl FnMut(Body),
-    ) -> Result<(), Unsent> {
+    ) -> Result<(), AckedUnsent> {
         if acked > self.sent {
-            return Err(Unsent { acked, sent: self.sent });
+            return Err(AckedUnsent { acked, sent: self.sent });
         }
         self.acked = self.acked.max(acked);
         while self.notes.front().is_some_and(|end| *end <= self.acked) {
@@ -230,14 +230,14 @@ impl Outflow {
             let (len, copied) = piece.lens();
             self.copied.drain(..there.min(copied));
             match piece {
-                Piece::Copied(_) if there >= len => {}
-                Piece::Body(body) if there >= len => {
+                OutflowPiece::Copied(_) if there >= len => {}
+                OutflowPiece::Body(body) if there >= len => {
                     self.bodies -= 1;
                     ended(body);
                 }
                 rest => {
                     self.first += there.min(copied) as u64;
-                    let rest = if copied > 0 { Piece::Copied(len - there) } else { rest };
+                    let rest = if copied > 0 { OutflowPiece::Copied(len - there) } else { rest };
                     self.pieces.push_front(rest);
                     break;
                 }
@@ -254,7 +254,7 @@ impl Outflow {
 
     #[cfg(test)]
     pub(super) fn bytes_of_memory(&self) -> usize {
-        let pieces = self.pieces.capacity() * size_of::<Piece>();
+        let pieces = self.pieces.capacity() * size_of::<OutflowPiece>();
         self.copied.capacity() + pieces + self.notes.capacity() * size_of::<u64>()
     }
 
@@ -266,9 +266,9 @@ impl Outflow {
     ///
     /// # Errors
     /// The peer claims bytes that were not sent, or lacks some that it had acknowledged.
-    pub(super) fn resume(&mut self, at: u64, ended: impl FnMut(Body)) -> Result<(), Unsent> {
+    pub(super) fn resume(&mut self, at: u64, ended: impl FnMut(Body)) -> Result<(), AckedUnsent> {
         if at < self.acked {
-            return Err(Unsent { acked: at, sent: self.acked });
+            return Err(AckedUnsent { acked: at, sent: self.acked });
         }
         self.acknowledge(at, ended)?;
         (self.sent, self.next) = (at, self.front());
@@ -278,7 +278,7 @@ impl Outflow {
     /// Gives back the memory of a burst.
     pub(super) fn shrink(&mut self) {
         self.copied.shrink_to(KEPT);
-        self.pieces.shrink_to(KEPT / size_of::<Piece>());
+        self.pieces.shrink_to(KEPT / size_of::<OutflowPiece>());
         self.notes.shrink_to(KEPT / size_of::<u64>());
     }
 
@@ -288,8 +288,8 @@ impl Outflow {
         let bodies = given_up.pieces.into_iter();
         bodies
             .filter_map(|piece| match piece {
-                Piece::Body(body) => Some(body),
-                Piece::Copied(_) => None,
+                OutflowPiece::Body(body) => Some(body),
+                OutflowPiece::Copied(_) => None,
             })
             .collect()
     }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum OutflowStep {
         Copy(usize),
         Note,
         Body(usize),
@@ -328,14 +328,14 @@ mod tests {
         Cut(f64),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = OutflowStep> {
         prop_oneof![
-            (0..50_usize).prop_map(Step::Copy),
-            Just(Step::Note),
-            (0..200_usize).prop_map(Step::Body),
-            (1..150_usize).prop_map(Step::Send),
-            (0.0..1.0).prop_map(Step::Acknowledge),
-            (0.0..1.0).prop_map(Step::Cut),
+            (0..50_usize).prop_map(OutflowStep::Copy),
+            Just(OutflowStep::Note),
+            (0..200_usize).prop_map(OutflowStep::Body),
+            (1..150_usize).prop_map(OutflowStep::Send),
+            (0.0..1.0).prop_map(OutflowStep::Acknowledge),
+            (0.0..1.0).prop_map(OutflowStep::Cut),
         ]
     }
 
@@ -350,23 +350,23 @@ mod tests {
             let mut fresh = |len| (0..len).map(|_| { next = next.wrapping_add(1); next }).collect();
             for step in steps {
                 match step {
-                    Step::Copy(len) => {
+                    OutflowStep::Copy(len) => {
                         let bytes: Vec<u8> = fresh(len);
                         flow.push_memory(MemRef::host(&bytes));
                         wanted.extend(bytes);
                     }
-                    Step::Note => {
+                    OutflowStep::Note => {
                         flow.push_note(Frame::Bye);
                         wanted.extend(Frame::Bye.encode());
                     }
-                    Step::Body(len) => {
+                    OutflowStep::Body(len) => {
                         let bytes: Vec<u8> = fresh(len);
                         wanted.extend(&bytes);
                         ends.push(wanted.len() as u64);
                         let token = OpToken(ends.len() as u64);
-                        flow.push_body(Body { bytes: Source::Own(bytes.into()), token });
+                        flow.push_body(Body { bytes: BodyOwner::Own(bytes.into()), token });
                     }
-                    Step::Send(most) => {
+                    OutflowStep::Send(most) => {
                         send(&mut flow, most, &mut wire);
                         // The next one passes no piece that was sent, however many there are.
                         let (at, next) = (flow.next.at, flow.next.pieces);
@@ -374,11 +374,11 @@ mod tests {
                         prop_assert!(at <= flow.sent);
                         prop_assert!(flow.sent < at + len || next + 1 >= flow.pieces.len());
                     }
-                    Step::Acknowledge(part) => {
+                    OutflowStep::Acknowledge(part) => {
                         acked += ((wire.len() as u64 - acked) as f64 * part) as u64;
                         flow.acknowledge(acked, |body| done.push(body.token.0)).unwrap();
                     }
-                    Step::Cut(part) => {
+                    OutflowStep::Cut(part) => {
                         // The bytes behind are lost on their way.
                         let arrived = acked + ((wire.len() as u64 - acked) as f64 * part) as u64;
                         wire.truncate(usize::try_from(arrived).unwrap());

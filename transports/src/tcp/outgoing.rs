@@ -10,8 +10,8 @@ mod dialling;
 
 use super::frame::{Frame, HEAD};
 use super::outflow::{Body, Outflow};
-use super::shared::{Connection, LINK, READS, Shared};
-use super::socket::{self, Gathered};
+use super::shared::{LINK, READS, TcpShared, WatchedStream};
+use super::socket::{self, GatherList};
 use super::wire::Hello;
 use crate::clock::ticks;
 use crate::contract::{DownCause, Event, OpFailure, PeerId};
@@ -97,13 +97,13 @@ pub(super) enum Line {
     Dialling(Box<Dialling>),
     /// No connection before then. At that time the peer is dialled.
     Pause(Instant),
-    Up(Arc<Connection>),
+    Up(Arc<WatchedStream>),
     Ended(DownCause),
 }
 
 /// A connection that has come up, for the receiving end.
 pub(super) struct Risen {
-    pub(super) socket: Arc<Connection>,
+    pub(super) socket: Arc<WatchedStream>,
     /// Bytes that the peer sends without an acknowledgement.
     pub(super) window: u64,
     /// The first bytes.
@@ -144,7 +144,7 @@ impl Outgoing {
 
     /// Gives this end to a link of the user. Returns `false` if it has one, or its connection has
     /// failed.
-    pub(super) fn serve(&self, shared: &Shared, candidates: &[SocketAddr]) -> bool {
+    pub(super) fn serve(&self, shared: &TcpShared, candidates: &[SocketAddr]) -> bool {
         let mut sending = self.sending.lock();
         if sending.is_served || matches!(sending.line, Line::Ended(_)) {
             return false;
@@ -174,7 +174,7 @@ impl Outgoing {
     }
 
     /// Does what is possible now: dials, greets, sends. Returns a connection that has come up.
-    pub(super) fn advance(&self, shared: &Shared) -> Option<Risen> {
+    pub(super) fn advance(&self, shared: &TcpShared) -> Option<Risen> {
         let mut sending = self.sending.lock();
         loop {
             let dials = sending.dials();
@@ -224,7 +224,7 @@ impl Outgoing {
     }
 
     /// Sends what was left for the next poll.
-    pub(super) fn send_left(&self, shared: &Shared) {
+    pub(super) fn send_left(&self, shared: &TcpShared) {
         let mut sending = self.sending.lock();
         sending.is_listed = false;
         self.flush(&mut sending, shared);
@@ -257,12 +257,12 @@ impl Outgoing {
     }
 
     /// Ends the link for this reason.
-    pub(super) fn fail(&self, shared: &Shared, cause: DownCause) {
+    pub(super) fn fail(&self, shared: &TcpShared, cause: DownCause) {
         self.end(&mut self.sending.lock(), shared, cause);
     }
 
     /// Says that no message follows. `received`: bytes of the peer that have come.
-    pub(super) fn bye(&self, shared: &Shared, received: u64) {
+    pub(super) fn bye(&self, shared: &TcpShared, received: u64) {
         let mut sending = self.sending.lock();
         sending.received = received.max(sending.received);
         sending.bye();
@@ -271,7 +271,7 @@ impl Outgoing {
 
     /// Ends the link once the peer's machine has all that was posted; returns `true` if it has
     /// ended.
-    pub(super) fn has_closed(&self, shared: &Shared) -> bool {
+    pub(super) fn has_closed(&self, shared: &TcpShared) -> bool {
         self.advance(shared);
         let mut sending = self.sending.lock();
         let left = match &sending.line {
@@ -293,14 +293,14 @@ impl Outgoing {
 
     /// Returns `true` if a connection of the peer has to wait for the end of dialling. Of two ends
     /// that dial each other, the one with the higher name gives way.
-    pub(super) fn holds(&self, shared: &Shared, (device, number): (DeviceKey, u64)) -> bool {
+    pub(super) fn holds(&self, shared: &TcpShared, (device, number): (DeviceKey, u64)) -> bool {
         matches!(self.sending.lock().line, Line::Dialling(_))
             && (shared.address.key, self.number) < (device, number)
     }
 
     /// Takes a connection that the peer has made, which calls it `hello`, unless that is older than
     /// one that came up. Returns the answer for a peer that has sent as many bytes.
-    pub(super) fn answer(&self, shared: &Shared, hello: &Hello, received: u64) -> Option<Hello> {
+    pub(super) fn answer(&self, shared: &TcpShared, hello: &Hello, received: u64) -> Option<Hello> {
         let mut sending = self.sending.lock();
         if hello.attempt.get() <= sending.established {
             return None;
@@ -311,7 +311,7 @@ impl Outgoing {
     }
 
     /// Introduces this end on a connection.
-    fn hello(&self, sending: &Sending, shared: &Shared) -> Hello {
+    fn hello(&self, sending: &Sending, shared: &TcpShared) -> Hello {
         Hello {
             from: self.number.into(),
             to: sending.other.into(),
@@ -324,8 +324,8 @@ impl Outgoing {
     /// Goes on with a connection that the peer has made. `home`: where its device listens.
     pub(super) fn rise(
         &self,
-        shared: &Shared,
-        socket: Arc<Connection>,
+        shared: &TcpShared,
+        socket: Arc<WatchedStream>,
         home: SocketAddr,
         hello: &Hello,
     ) {
@@ -341,8 +341,8 @@ impl Outgoing {
     fn rises(
         &self,
         sending: &mut Sending,
-        shared: &Shared,
-        socket: Arc<Connection>,
+        shared: &TcpShared,
+        socket: Arc<WatchedStream>,
         hello: &Hello,
     ) -> bool {
         let ended = |body| shared.tell(completion(body, Ok(())));
@@ -366,7 +366,7 @@ impl Outgoing {
     }
 
     /// Takes up that a connection has ended, after it has brought all bytes up to `received`.
-    pub(super) fn lost(&self, shared: &Shared, on: &Arc<Connection>, received: u64) {
+    pub(super) fn lost(&self, shared: &TcpShared, on: &Arc<WatchedStream>, received: u64) {
         let mut sending = self.sending.lock();
         if sending.carries(on) {
             tracing::info!(peer = %self.peer, "a connection has ended, and is made anew");
@@ -385,7 +385,7 @@ impl Outgoing {
 
     /// Acknowledges the peer's bytes on their connection. Returns `false` if that is not this end's
     /// connection now.
-    pub(super) fn note(&self, shared: &Shared, on: &Arc<Connection>, word: Frame) -> bool {
+    pub(super) fn note(&self, shared: &TcpShared, on: &Arc<WatchedStream>, word: Frame) -> bool {
         let mut sending = self.sending.lock();
         let carries = sending.carries(on);
         if carries {
@@ -402,7 +402,7 @@ impl Outgoing {
     }
 
     /// Takes up that the peer has as many bytes.
-    pub(super) fn acknowledge(&self, shared: &Shared, acked: u64) {
+    pub(super) fn acknowledge(&self, shared: &TcpShared, acked: u64) {
         let mut sending = self.sending.lock();
         let ended = |body| shared.tell(completion(body, Ok(())));
         if let Err(why) = sending.flow.acknowledge(acked, ended) {
@@ -414,7 +414,7 @@ impl Outgoing {
     }
 
     /// Sends what the socket has room for.
-    pub(super) fn flush(&self, sending: &mut Sending, shared: &Shared) {
+    pub(super) fn flush(&self, sending: &mut Sending, shared: &TcpShared) {
         let Sending { flow, line, watched, has_sent, .. } = &mut *sending;
         let Line::Up(socket) = line else { return };
         if flow.unsent() == 0 {
@@ -423,7 +423,7 @@ impl Outgoing {
         *has_sent = true;
         let mut outcome = Ok(());
         while flow.unsent() > 0 {
-            let mut gathered = Gathered::new();
+            let mut gathered = GatherList::new();
             flow.unsent_pieces(|piece| gathered.add(piece));
             let (sent, wanted) = (gathered.send(socket), gathered.bytes());
             match sent {
@@ -453,7 +453,12 @@ impl Outgoing {
 
     /// Has the epoll set tell of what comes on the connection, unless that is read directly, and
     /// of room if that is waited for.
-    fn watch(&self, sending: &mut Sending, shared: &Shared, for_room: bool) -> Result<(), Errno> {
+    fn watch(
+        &self,
+        sending: &mut Sending,
+        shared: &TcpShared,
+        for_room: bool,
+    ) -> Result<(), Errno> {
         let Line::Up(socket) = &sending.line else { return Ok(()) };
         let (socket, name) = (socket.as_fd(), LINK | u64::from(self.index));
         let wanted = match (for_room, sending.is_apart) {
@@ -479,7 +484,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// The kernel's; the connection stays where it is.
-    pub(super) fn keep_apart(&self, shared: &Shared, is_apart: bool) -> Result<(), Errno> {
+    pub(super) fn keep_apart(&self, shared: &TcpShared, is_apart: bool) -> Result<(), Errno> {
         let mut sending = self.sending.lock();
         let before = std::mem::replace(&mut sending.is_apart, is_apart);
         let for_room = sending.watched.is_some_and(|on| on.contains(EventFlags::OUT));
@@ -490,7 +495,7 @@ impl Outgoing {
         watched
     }
 
-    pub(super) fn end(&self, sending: &mut Sending, shared: &Shared, cause: DownCause) {
+    pub(super) fn end(&self, sending: &mut Sending, shared: &TcpShared, cause: DownCause) {
         if matches!(sending.line, Line::Ended(_)) {
             return;
         }
@@ -548,7 +553,7 @@ impl Sending {
         }
     }
 
-    fn carries(&self, connection: &Arc<Connection>) -> bool {
+    fn carries(&self, connection: &Arc<WatchedStream>) -> bool {
         matches!(&self.line, Line::Up(socket) if Arc::ptr_eq(socket, connection))
     }
 }

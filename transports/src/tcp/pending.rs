@@ -1,6 +1,6 @@
 //! Pending connections: they have not proved themselves, or not said to which link they belong.
 
-use super::shared::{PENDING, Shared};
+use super::shared::{PENDING, TcpShared};
 use super::wire::{self, PROTOCOL};
 use crate::contract::PeerId;
 use crate::net::greeting::{Caller, Carrier, Fault};
@@ -39,7 +39,7 @@ impl Pending<PendingConnection> {
     /// Begins the proof of a connection, and returns its place.
     pub(super) fn begin(
         &mut self,
-        shared: &Shared,
+        shared: &TcpShared,
         socket: TcpStream,
         from: SocketAddr,
     ) -> Result<u32, Errno> {
@@ -65,7 +65,7 @@ impl Pending<PendingConnection> {
     }
 
     /// Goes on with a connection. Returns it when it has proved itself and named its link.
-    pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Option<ProvedConnection> {
+    pub(super) fn hear(&mut self, shared: &TcpShared, place: u32) -> Option<ProvedConnection> {
         let connection = self.get_mut(place)?;
         match hear(&mut connection.caller, shared.identity.ranks) {
             Ok(None) => None,

@@ -1,10 +1,10 @@
 //! State that links and the device share.
 
-use super::address::Address;
+use super::address::TcpAddress;
 use super::flusher::Flusher;
 use super::outgoing::Outgoing;
 use super::windows::Windows;
-use super::{Options, wire};
+use super::{TcpOptions, wire};
 use crate::contract::{Batch, DownCause, Event, Identity, PeerId};
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -36,15 +36,15 @@ pub(super) const PENDING: u64 = 2 << 32;
 pub(super) const READS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
 /// The socket of a connection that is up.
-pub(super) type Connection = Watched<TcpStream>;
+pub(super) type WatchedStream = Watched<TcpStream>;
 
 /// State that links and the device share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct TcpShared {
     pub(super) identity: Identity,
-    pub(super) address: Address,
+    pub(super) address: TcpAddress,
     pub(super) own: Vec<Interface>,
-    pub(super) options: Options,
+    pub(super) options: TcpOptions,
     pub(super) packets: Arc<dyn PacketSource>,
     pub(super) windows: Arc<Windows>,
     pub(super) epoll: Arc<OwnedFd>,
@@ -65,7 +65,7 @@ pub(super) struct Shared {
     pub(super) closed: AtomicBool,
 }
 
-impl Shared {
+impl TcpShared {
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64, on: EventFlags) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, EventData::new_u64(name), on)
     }
@@ -84,14 +84,14 @@ impl Shared {
     }
 
     /// Watches a connection that has come up, under the place of its ends.
-    pub(super) fn serve(&self, socket: TcpStream, index: u32) -> Result<Arc<Connection>, Errno> {
+    pub(super) fn serve(&self, socket: TcpStream, index: u32) -> Result<Arc<WatchedStream>, Errno> {
         let connection = self.connection(socket);
         sockets::keep_alive(&connection, self.options.timeout / 2)?;
         self.rewatch(connection.as_fd(), LINK | u64::from(index), READS)?;
         Ok(connection)
     }
 
-    pub(super) fn connection(&self, socket: TcpStream) -> Arc<Connection> {
+    pub(super) fn connection(&self, socket: TcpStream) -> Arc<WatchedStream> {
         Arc::new(Watched::new(socket, &self.epoll))
     }
 

@@ -25,14 +25,14 @@ const BYTES: usize = 4 << 20;
 const DRAIN: usize = 4096;
 
 /// Pieces of host memory, collected for one call.
-pub(super) struct Gathered<'a> {
+pub(super) struct GatherList<'a> {
     pieces: [MaybeUninit<libc::iovec>; MOST],
     count: usize,
     bytes: usize,
     memory: std::marker::PhantomData<MemRef<'a>>,
 }
 
-impl<'a> Gathered<'a> {
+impl<'a> GatherList<'a> {
     pub(super) fn new() -> Self {
         let (pieces, memory) = ([MaybeUninit::uninit(); MOST], std::marker::PhantomData);
         Self { pieces, count: 0, bytes: 0, memory }

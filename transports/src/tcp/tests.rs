@@ -4,8 +4,8 @@ mod closing;
 mod relays;
 mod rest;
 
-use super::Options;
-use super::address::Address;
+use super::TcpOptions;
+use super::address::TcpAddress;
 use super::device::TcpDevice;
 use super::outgoing::Line;
 use super::wire::Hello;
@@ -30,13 +30,13 @@ fn identity(me: u32) -> Identity {
 }
 
 /// A rank with one device.
-struct Side {
+struct TestRank {
     device: Arc<TcpDevice>,
     batch: Batch,
     _held: Vec<Packet>,
 }
 
-impl Side {
+impl TestRank {
     fn new(me: u32) -> Self {
         Self::with(me, usize::MAX, 1 << 20)
     }
@@ -51,7 +51,7 @@ impl Side {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
         let all: Vec<Packet> = std::iter::from_fn(|| PacketSource::take(&pool)).collect();
         let held = all.into_iter().skip(packets).collect();
-        let options = Options { packet_size: PACKET, window, timeout, ..Options::default() };
+        let options = TcpOptions { packet_size: PACKET, window, timeout, ..TcpOptions::default() };
         let device = TcpDevice::open(options, identity(me), Arc::new(pool)).unwrap();
         Self { device, batch: Batch::new(8), _held: held }
     }
@@ -81,7 +81,7 @@ impl Side {
     }
 }
 
-fn bring_up(links: &[&Arc<dyn Link>], sides: &mut [&mut Side]) {
+fn bring_up(links: &[&Arc<dyn Link>], sides: &mut [&mut TestRank]) {
     let start = Instant::now();
     while links.iter().any(|link| !link.is_up()) {
         for side in sides.iter_mut() {
@@ -116,7 +116,7 @@ fn is_down(event: &Event) -> bool {
 }
 
 /// Polls both sides until their links share one connection.
-fn until_shared(sides: &mut [&mut Side; 2]) {
+fn until_shared(sides: &mut [&mut TestRank; 2]) {
     let start = Instant::now();
     while sides.iter().any(|side| {
         side.device.shared.link(0).is_none_or(|link| {
@@ -133,7 +133,7 @@ fn until_shared(sides: &mut [&mut Side; 2]) {
 #[test]
 fn links_of_both_ways_share_a_connection_whichever_side_dials_first_and_after_each_cut() {
     for is_late in [false, true, false, true, false, true] {
-        let [mut here, mut there] = [0, 1].map(Side::new);
+        let [mut here, mut there] = [0, 1].map(TestRank::new);
         let ((one, to_there), (other, to_here)) = (relayed(&there), relayed(&here));
         let out = here.device.connect(&to_there, PeerId(1)).unwrap();
         if is_late {
@@ -161,7 +161,7 @@ fn links_of_both_ways_share_a_connection_whichever_side_dials_first_and_after_ea
 
 /// Closes the first side on a thread of its own while the second polls; `afterwards`: once the
 /// first has closed. Returns what came.
-fn close_while_polled(closes: &Side, polls: &mut Side, afterwards: bool) -> Vec<Event> {
+fn close_while_polled(closes: &TestRank, polls: &mut TestRank, afterwards: bool) -> Vec<Event> {
     let start = Instant::now();
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| closes.device.close());
@@ -187,7 +187,7 @@ fn messages_come_before_the_end_of_a_sender_that_gives_way_to_its_peers_connecti
     // The peer's kernel has room, whether the peer polls or not.
     for afterwards in [false, true] {
         for polls in 0..20 {
-            let mut sides = [0, 1].map(Side::new);
+            let mut sides = [0, 1].map(TestRank::new);
             // The one with the higher key gives way.
             sides.sort_by_key(|side| side.device.shared.address.key.0);
             let [mut low, mut high] = sides;
@@ -216,7 +216,7 @@ fn messages_come_before_the_end_of_a_sender_that_gives_way_to_its_peers_connecti
 #[test]
 fn a_device_that_closes_when_its_link_has_taken_its_peers_connection_tells_its_end() {
     for polls in 0..40 {
-        let [mut here, mut there] = [0, 1].map(Side::new);
+        let [mut here, mut there] = [0, 1].map(TestRank::new);
         let out = here.connect(&there, 1);
         bring_up(&[&out], &mut [&mut here, &mut there]);
         let _back = there.connect(&here, 0);
@@ -229,7 +229,7 @@ fn a_device_that_closes_when_its_link_has_taken_its_peers_connection_tells_its_e
 #[test]
 fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
     for _ in 0..10 {
-        let [mut here, mut there] = [0, 1].map(Side::new);
+        let [mut here, mut there] = [0, 1].map(TestRank::new);
         let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
         bring_up(&[&out, &back], &mut [&mut here, &mut there]);
         // Both ways are read often, so that one poll finds both ends.
@@ -248,7 +248,7 @@ fn the_end_of_a_peer_is_told_once_where_both_of_its_links_tell_of_it() {
 #[test]
 fn messages_come_before_the_end_of_their_sender_while_the_user_keeps_all_packets() {
     const MESSAGES: u64 = 6;
-    let (mut here, mut there) = (Side::with(0, 1, 1 << 20), Side::new(1));
+    let (mut here, mut there) = (TestRank::with(0, 1, 1 << 20), TestRank::new(1));
     let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
     for number in 0..MESSAGES {
@@ -266,12 +266,12 @@ fn messages_come_before_the_end_of_their_sender_while_the_user_keeps_all_packets
 #[test]
 fn a_window_that_is_smaller_than_a_message_opens_again_while_other_links_are_busy() {
     const OTHERS: u32 = 5;
-    let mut here = Side::with(0, 64, 512);
-    let mut others: Vec<Side> = (1..=OTHERS).map(|me| Side::with(me, 64, 512)).collect();
-    let mut small = Side::with(6, 64, 512);
+    let mut here = TestRank::with(0, 64, 512);
+    let mut others: Vec<TestRank> = (1..=OTHERS).map(|me| TestRank::with(me, 64, 512)).collect();
+    let mut small = TestRank::with(6, 64, 512);
     let links: Vec<_> = others.iter().map(|side| side.connect(&here, 0)).collect();
     let link = small.connect(&here, 0);
-    let mut sides: Vec<&mut Side> = others.iter_mut().chain([&mut here, &mut small]).collect();
+    let mut sides: Vec<&mut TestRank> = others.iter_mut().chain([&mut here, &mut small]).collect();
     bring_up(&links.iter().chain([&link]).collect::<Vec<_>>(), &mut sides);
     let (start, mut sent) = (Instant::now(), 0);
     while sent < 20 {
@@ -289,8 +289,8 @@ fn a_window_that_is_smaller_than_a_message_opens_again_while_other_links_are_bus
 
 #[test]
 fn two_senders_that_never_pause_have_their_turns() {
-    let mut here = Side::new(0);
-    let mut senders = [1, 2].map(Side::new);
+    let mut here = TestRank::new(0);
+    let mut senders = [1, 2].map(TestRank::new);
     let links = [0, 1].map(|at| senders[at].connect(&here, 0));
     let [one, two] = &mut senders;
     bring_up(&[&links[0], &links[1]], &mut [&mut here, one, two]);
@@ -310,7 +310,7 @@ fn two_senders_that_never_pause_have_their_turns() {
 
 #[test]
 fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_is_lost() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let (relay, address) = relayed(&here);
     let link = there.device.connect(&address, PeerId(0)).unwrap();
     bring_up(&[&link], &mut [&mut here, &mut there]);
@@ -337,7 +337,7 @@ fn a_link_whose_end_was_read_does_not_begin_anew_when_the_last_acknowledgement_i
 
 #[test]
 fn a_link_whose_end_was_read_does_not_begin_anew_while_other_messages_of_its_sender_wait() {
-    let (mut here, mut there) = (Side::with(0, 1, 1 << 20), Side::new(1));
+    let (mut here, mut there) = (TestRank::with(0, 1, 1 << 20), TestRank::new(1));
     let (relay, address) = relayed(&here);
     let link = there.device.connect(&address, PeerId(0)).unwrap();
     let other = there.connect(&here, 0);
@@ -368,8 +368,8 @@ fn a_link_whose_end_was_read_does_not_begin_anew_while_other_messages_of_its_sen
 
 #[test]
 fn a_peer_at_whose_port_another_device_listens_is_gone() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
-    let mut address = Address::decode(&there.device.address()).unwrap();
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
+    let mut address = TcpAddress::decode(&there.device.address()).unwrap();
     address.key = DeviceKey([1; 16]);
     let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
     let start = Instant::now();
@@ -382,8 +382,8 @@ fn a_peer_at_whose_port_another_device_listens_is_gone() {
 #[test]
 fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
     let (listener, _filling) = silent();
-    let mut here = Side::with(0, usize::MAX, 1 << 20);
-    let mut address = Address::decode(&here.device.address()).unwrap();
+    let mut here = TestRank::with(0, usize::MAX, 1 << 20);
+    let mut address = TcpAddress::decode(&here.device.address()).unwrap();
     address.port = listener.local_addr().unwrap().port();
     address.hosts = (1..=8).map(|host| Ipv4Addr::new(127, 0, 0, host).into()).collect();
     let begin = Instant::now();
@@ -405,8 +405,8 @@ fn a_peer_that_answers_at_none_of_its_addresses_is_gone_after_the_timeout() {
 fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
     let (listener, _filling) = silent();
     let timeout = Duration::from_secs(2);
-    let mut here = Side::within(timeout, 0, usize::MAX, 1 << 20);
-    let mut address = Address::decode(&here.device.address()).unwrap();
+    let mut here = TestRank::within(timeout, 0, usize::MAX, 1 << 20);
+    let mut address = TcpAddress::decode(&here.device.address()).unwrap();
     address.port = listener.local_addr().unwrap().port();
     address.hosts = vec![Ipv4Addr::LOCALHOST.into()];
     let _link = here.device.connect(&address.encode(), PeerId(1)).unwrap();
@@ -420,8 +420,8 @@ fn a_process_that_could_not_ask_does_not_take_a_peer_for_dead() {
 
 #[test]
 fn what_comes_late_of_a_connection_that_the_peer_has_left_does_not_stop_the_link() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
-    let mut address = Address::decode(&there.device.address()).unwrap();
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
+    let mut address = TcpAddress::decode(&there.device.address()).unwrap();
     let (at, go) = held(address.port);
     (address.hosts, address.port) = (vec![at.ip()], at.port());
     let out = here.device.connect(&address.encode(), PeerId(1)).unwrap();
@@ -429,7 +429,7 @@ fn what_comes_late_of_a_connection_that_the_peer_has_left_does_not_stop_the_link
     go.send(()).unwrap();
     std::thread::sleep(Duration::from_millis(250));
     let back = there.connect(&here, 0);
-    let polls = |here: &mut Side, there: &mut Side, span: u64| {
+    let polls = |here: &mut TestRank, there: &mut TestRank, span: u64| {
         let (start, mut came) = (Instant::now(), Vec::new());
         while start.elapsed() < Duration::from_millis(span) {
             came.extend(here.poll());
@@ -450,7 +450,7 @@ fn what_comes_late_of_a_connection_that_the_peer_has_left_does_not_stop_the_link
 
 #[test]
 fn a_link_that_takes_an_end_which_has_lost_its_connection_is_told_of_once_it_is_up() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let (relay, to_here) = relayed(&here);
     let link = there.device.connect(&to_here, PeerId(0)).unwrap();
     bring_up(&[&link], &mut [&mut here, &mut there]);
@@ -475,7 +475,7 @@ fn a_link_that_takes_an_end_which_has_lost_its_connection_is_told_of_once_it_is_
 fn messages_of_a_device_that_closes_come_over_the_connection_that_follows_a_cut() {
     const MESSAGES: u64 = 6000;
     for round in 0..6 {
-        let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
+        let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, usize::MAX, 64 << 20));
         let ((one, to_here), (_other, to_there)) = (relayed(&here), relayed(&there));
         let out = there.device.connect(&to_here, PeerId(0)).unwrap();
         bring_up(&[&out], &mut [&mut here, &mut there]);
@@ -515,9 +515,9 @@ fn messages_of_a_device_that_closes_come_over_the_connection_that_follows_a_cut(
 
 #[test]
 fn a_caller_that_did_not_hear_the_answer_is_taken_again_however_often_its_peer_has_dialled() {
-    let mut here = Side::new(0);
+    let mut here = TestRank::new(0);
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
-    let mut address = Address::decode(&here.device.address()).unwrap();
+    let mut address = TcpAddress::decode(&here.device.address()).unwrap();
     (address.key, address.port) = (DeviceKey([1; 16]), listener.local_addr().unwrap().port());
     address.hosts = vec![Ipv4Addr::LOCALHOST.into()];
     // Each caller is hung up on.
@@ -541,7 +541,7 @@ fn a_caller_that_did_not_hear_the_answer_is_taken_again_however_often_its_peer_h
 #[test]
 fn the_end_of_a_peer_is_told_once_where_another_of_its_connections_is_being_made() {
     for polls in 0..60 {
-        let [mut here, mut there] = [0, 1].map(Side::new);
+        let [mut here, mut there] = [0, 1].map(TestRank::new);
         let out = there.connect(&here, 0);
         bring_up(&[&out], &mut [&mut here, &mut there]);
         assert!(send(&out, 0, 8));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Keeps numbers and bytes of messages in the order in which it gets them.
 #[derive(Default)]
-struct Receiver {
+struct Collector {
     takes: bool,
     has_batch: bool,
     alone: usize,
@@ -18,7 +18,7 @@ struct Receiver {
     got: Vec<(u64, Vec<u8>)>,
 }
 
-impl Matcher for Receiver {
+impl Matcher for Collector {
     fn match_alone(&mut self, message: &SmallArrival) -> bool {
         assert!(!self.has_batch, "it is not alone");
         if self.takes {
@@ -60,7 +60,7 @@ proptest! {
     ) {
         let ([_zero, one], link) = linked(Geometry { slots: 64, chunks: 4, chunk_size: 4096 });
         let (mut batch, begun) = (Batch::new(4), Instant::now());
-        let (mut receiver, mut sent) = (Receiver::default(), Vec::new());
+        let (mut receiver, mut sent) = (Collector::default(), Vec::new());
         for (lengths, takes) in steps {
             for length in lengths {
                 let length = [0, 8, 8, 8, 40, 41, 200, 300, 4000][length];

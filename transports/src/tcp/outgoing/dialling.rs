@@ -5,7 +5,7 @@ use crate::contract::DownCause;
 use crate::net::greeting::{Carrier, Failure, Fault, Greeting, Progress};
 use crate::net::proof::{Role, Unproven};
 use crate::net::streams::TcpChannel;
-use crate::tcp::shared::{LINK, Shared};
+use crate::tcp::shared::{LINK, TcpShared};
 use crate::tcp::socket;
 use crate::tcp::wire::{self, Hello};
 use rustix::event::epoll::EventFlags;
@@ -35,7 +35,7 @@ impl Outgoing {
     pub(super) fn dial(
         &self,
         sending: &mut Sending,
-        shared: &Shared,
+        shared: &TcpShared,
         (candidate, refused): (usize, bool),
     ) {
         let Some(to) = sending.candidates.get(candidate).copied() else {
@@ -82,7 +82,13 @@ impl Outgoing {
     }
 
     /// Waits before all addresses are dialled again, or gives up.
-    pub(super) fn pause(&self, sending: &mut Sending, shared: &Shared, why: &str, refused: bool) {
+    pub(super) fn pause(
+        &self,
+        sending: &mut Sending,
+        shared: &TcpShared,
+        why: &str,
+        refused: bool,
+    ) {
         let since = sending.refused_since.take().unwrap_or_else(Instant::now);
         sending.refused_since = refused.then_some(since);
         let may_close = sending.other > 0 && since.elapsed() < CLOSING;
@@ -99,7 +105,7 @@ impl Outgoing {
     }
 
     /// Goes on with the first messages of a connection.
-    pub(super) fn greet(&self, dialling: &mut Dialling, shared: &Shared) -> Greeted {
+    pub(super) fn greet(&self, dialling: &mut Dialling, shared: &TcpShared) -> Greeted {
         let Dialling { channel, to, is_connected, until, hello, greeting, .. } = dialling;
         let next = |why: String| Greeted::Next(format!("{to}: {why}"), false);
         if !*is_connected {
@@ -150,7 +156,7 @@ impl Outgoing {
     pub(super) fn up(
         &self,
         sending: &mut Sending,
-        shared: &Shared,
+        shared: &TcpShared,
         hello: &Hello,
     ) -> Option<Risen> {
         let Line::Dialling(dialling) =

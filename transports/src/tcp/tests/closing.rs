@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
-    let [mut here, mut there] = [0, 1].map(|me| Side::with(me, usize::MAX, 64 << 20));
+    let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, usize::MAX, 64 << 20));
     let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
     // More than the sockets hold.
@@ -25,8 +25,8 @@ fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() 
 #[test]
 fn a_peer_that_reads_nothing_keeps_no_other_from_the_end_of_a_device_that_closes() {
     // Longer than anything here takes.
-    let closes = Side::within(Duration::from_secs(40), 0, usize::MAX, 64 << 20);
-    let (mut closes, mut stuck, mut other) = (closes, Side::new(1), Side::new(2));
+    let closes = TestRank::within(Duration::from_secs(40), 0, usize::MAX, 64 << 20);
+    let (mut closes, mut stuck, mut other) = (closes, TestRank::new(1), TestRank::new(2));
     let [to_stuck, to_other] =
         [(&stuck, 1), (&other, 2)].map(|(to, peer)| closes.connect(to, peer));
     bring_up(&[&to_stuck, &to_other], &mut [&mut closes, &mut stuck, &mut other]);
@@ -50,8 +50,8 @@ fn a_peer_that_reads_nothing_keeps_no_other_from_the_end_of_a_device_that_closes
 
 #[test]
 fn a_device_that_has_closed_is_not_reached_where_a_forked_child_has_its_listener() {
-    let mut here = Side::new(0);
-    let there = Side::new(1);
+    let mut here = TestRank::new(0);
+    let there = TestRank::new(1);
     let _childs = there.device.polling.lock().listener.as_ref().unwrap().try_clone().unwrap();
     there.device.close();
     let start = Instant::now();
@@ -64,7 +64,7 @@ fn a_device_that_has_closed_is_not_reached_where_a_forked_child_has_its_listener
 
 #[test]
 fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let _link = here.device.connect(&there.device.address(), PeerId(1)).unwrap();
     // It is taken in, and says no more.
     here.poll_for(Duration::from_millis(50));

@@ -1,8 +1,8 @@
 //! Relays between devices, and listeners that do not answer.
 
-use super::Side;
+use super::TestRank;
 use crate::contract::{AddressBlob, Device};
-use crate::tcp::address::Address;
+use crate::tcp::address::TcpAddress;
 use carrack_test_support::relay::Relay;
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use std::io::{Read, Write};
@@ -11,8 +11,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 /// Returns a relay to a device, and the address of the device over it.
-pub(super) fn relayed(to: &Side) -> (Relay, AddressBlob) {
-    let mut address = Address::decode(&to.device.address()).unwrap();
+pub(super) fn relayed(to: &TestRank) -> (Relay, AddressBlob) {
+    let mut address = TcpAddress::decode(&to.device.address()).unwrap();
     let relay = Relay::to(SocketAddr::new([127, 0, 0, 1].into(), address.port));
     (address.hosts, address.port) = (vec![relay.at.ip()], relay.at.port());
     (relay, address.encode())

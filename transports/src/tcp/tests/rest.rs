@@ -1,11 +1,11 @@
 //! Devices that come to rest, also after random schedules of posts, polls, cuts and pauses.
 
 use super::relays::relayed;
-use super::{PACKET, Side, arrival, bring_up, send, send_as};
+use super::{PACKET, TestRank, arrival, bring_up, send, send_as};
 use crate::contract::{Armed, Device, Event, Link, PeerId};
 use crate::net::key::DeviceKey;
 use crate::net::streams::TcpChannel;
-use crate::tcp::address::Address;
+use crate::tcp::address::TcpAddress;
 use crate::tcp::outgoing::Line;
 use crate::tcp::pending::ProvedConnection;
 use crate::tcp::wire::{self, Hello};
@@ -36,7 +36,7 @@ struct Relayed {
 }
 
 /// Polls a side. Each link's messages come once, and in order.
-fn take(sides: &mut [Side], at: usize, links: &mut [Relayed]) {
+fn take(sides: &mut [TestRank], at: usize, links: &mut [Relayed]) {
     for event in sides[at].poll() {
         match event {
             Event::Connected { .. } => {}
@@ -52,7 +52,7 @@ fn take(sides: &mut [Side], at: usize, links: &mut [Relayed]) {
 }
 
 /// Returns `true` if a thread that waits for the device sleeps as long.
-fn rests(side: &Side, span: Duration) -> bool {
+fn rests(side: &TestRank, span: Duration) -> bool {
     let Armed::Wait(fd) = side.device.arm() else { return false };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let span = Timespec::try_from(span).unwrap();
@@ -62,19 +62,19 @@ fn rests(side: &Side, span: Duration) -> bool {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum RestStep {
     Poll(usize),
     Post(usize, usize),
     Cut(usize),
     Pause(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = RestStep> {
     prop_oneof![
-        20 => any::<usize>().prop_map(Step::Poll),
-        10 => (any::<usize>(), 0..PACKET).prop_map(|(link, len)| Step::Post(link, len)),
-        1 => any::<usize>().prop_map(Step::Cut),
-        3 => (0..500_u64).prop_map(Step::Pause),
+        20 => any::<usize>().prop_map(RestStep::Poll),
+        10 => (any::<usize>(), 0..PACKET).prop_map(|(link, len)| RestStep::Post(link, len)),
+        1 => any::<usize>().prop_map(RestStep::Cut),
+        3 => (0..500_u64).prop_map(RestStep::Pause),
     ]
 }
 
@@ -88,8 +88,8 @@ proptest! {
         window in prop_oneof![Just(256), Just(4 * PACKET), Just(1 << 20)],
         steps in proptest::collection::vec(step(), 0..400),
     ) {
-        let mut sides: Vec<Side> =
-            (0..count).map(|me| Side::with(me as u32, 64, window)).collect();
+        let mut sides: Vec<TestRank> =
+            (0..count).map(|me| TestRank::with(me as u32, 64, window)).collect();
         let mut links: Vec<Relayed> = Vec::new();
         let (each, mut done) = (steps.len() / pairs.len(), 0);
         for (number, (from, to)) in pairs.iter().enumerate() {
@@ -100,14 +100,14 @@ proptest! {
             let until = if number + 1 == pairs.len() { steps.len() } else { done + each };
             for step in &steps[done..until] {
                 match step {
-                    Step::Poll(at) => take(&mut sides, at % count, &mut links),
-                    Step::Post(at, len) => {
+                    RestStep::Poll(at) => take(&mut sides, at % count, &mut links),
+                    RestStep::Post(at, len) => {
                         let at = at % links.len();
                         let Relayed { link, sent, .. } = &mut links[at];
                         *sent += u64::from(send_as(link, [*sent, at as u64], *len));
                     }
-                    Step::Cut(at) => links[at % links.len()].relay.cut(),
-                    Step::Pause(micros) => std::thread::sleep(Duration::from_micros(*micros)),
+                    RestStep::Cut(at) => links[at % links.len()].relay.cut(),
+                    RestStep::Pause(micros) => std::thread::sleep(Duration::from_micros(*micros)),
                 }
             }
             done = until;
@@ -134,8 +134,8 @@ proptest! {
 
 #[test]
 fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
-    let mut here = Side::new(0);
-    let port = Address::decode(&here.device.address()).unwrap().port;
+    let mut here = TestRank::new(0);
+    let port = TcpAddress::decode(&here.device.address()).unwrap().port;
     let _caller = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let start = Instant::now();
     loop {
@@ -152,7 +152,7 @@ fn a_listener_that_lacks_descriptors_wakes_no_thread_until_it_listens_again() {
 
 #[test]
 fn a_thread_sleeps_no_longer_than_a_tick_while_a_connection_waits_for_the_end_of_dialling() {
-    let here = Side::new(0);
+    let here = TestRank::new(0);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let home = listener.local_addr().unwrap();
     let socket = TcpStream::connect(home).unwrap();
@@ -168,7 +168,7 @@ fn a_thread_sleeps_no_longer_than_a_tick_while_a_connection_waits_for_the_end_of
 
 #[test]
 fn a_connection_that_has_ended_wakes_no_thread_while_a_forked_child_has_it() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let (relay, address) = relayed(&there);
     let link = here.device.connect(&address, PeerId(1)).unwrap();
     bring_up(&[&link], &mut [&mut here, &mut there]);
@@ -188,7 +188,7 @@ fn a_connection_that_has_ended_wakes_no_thread_while_a_forked_child_has_it() {
 
 #[test]
 fn memory_of_a_burst_is_given_back_when_a_link_rests() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let link = here.connect(&there, 1);
     bring_up(&[&link], &mut [&mut here, &mut there]);
     let mut came = 0;
@@ -213,8 +213,8 @@ fn memory_of_a_burst_is_given_back_when_a_link_rests() {
 
 #[test]
 fn pending_connections_that_say_nothing_go_where_descriptors_are_lacking() {
-    let mut here = Side::new(0);
-    let port = Address::decode(&here.device.address()).unwrap().port;
+    let mut here = TestRank::new(0);
+    let port = TcpAddress::decode(&here.device.address()).unwrap().port;
     let _silent = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     here.poll_for(Duration::from_millis(2100));
     let polling = || here.device.polling.lock();
@@ -225,7 +225,7 @@ fn pending_connections_that_say_nothing_go_where_descriptors_are_lacking() {
 
 #[test]
 fn what_is_kept_for_a_poll_is_news_again_to_a_poll_that_found_none() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let out = here.connect(&there, 1);
     bring_up(&[&out], &mut [&mut here, &mut there]);
     let shared = here.device.shared.clone();
@@ -238,12 +238,13 @@ fn what_is_kept_for_a_poll_is_news_again_to_a_poll_that_found_none() {
 
 #[test]
 fn a_message_waits_for_others_behind_one_that_was_sent_and_not_behind_one_that_came() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let out = here.connect(&there, 1);
     bring_up(&[&out], &mut [&mut here, &mut there]);
     let back = there.connect(&here, 0);
     bring_up(&[&back], &mut [&mut here, &mut there]);
-    let waits = |side: &Side| side.device.shared.link(0).unwrap().sending.lock().flow.unsent() > 0;
+    let waits =
+        |side: &TestRank| side.device.shared.link(0).unwrap().sending.lock().flow.unsent() > 0;
     // A thread that is stopped for longer than messages wait takes another turn.
     let mut turns = (0..1000).map(|turn| {
         here.poll_for(SHORT);
@@ -262,12 +263,13 @@ fn a_message_waits_for_others_behind_one_that_was_sent_and_not_behind_one_that_c
 
 #[test]
 fn an_answer_to_what_was_acknowledged_does_not_wait_for_others() {
-    let [mut here, mut there] = [0, 1].map(Side::new);
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
     let out = here.connect(&there, 1);
     bring_up(&[&out], &mut [&mut here, &mut there]);
     let back = there.connect(&here, 0);
     bring_up(&[&back], &mut [&mut here, &mut there]);
-    let waits = |side: &Side| side.device.shared.link(0).unwrap().sending.lock().flow.unsent() > 0;
+    let waits =
+        |side: &TestRank| side.device.shared.link(0).unwrap().sending.lock().flow.unsent() > 0;
     let mut waited = Vec::new();
     for turn in 0..1000 {
         there.poll_for(Duration::from_micros(50));
@@ -287,7 +289,7 @@ fn an_answer_to_what_was_acknowledged_does_not_wait_for_others() {
 }
 
 /// Sends messages one way and polls both sides, until `count` have come.
-fn stream(link: &Arc<dyn Link>, sides: &mut [Side; 2], count: u64) {
+fn stream(link: &Arc<dyn Link>, sides: &mut [TestRank; 2], count: u64) {
     let start = Instant::now();
     for number in 0..count {
         while !send(link, number, 8) {
@@ -306,7 +308,7 @@ fn stream(link: &Arc<dyn Link>, sides: &mut [Side; 2], count: u64) {
 
 /// Streams until the receiver's connection is out of the epoll set. On a machine that is busy a
 /// pause between two messages is long enough to put it back.
-fn stream_apart(link: &Arc<dyn Link>, sides: &mut [Side; 2]) {
+fn stream_apart(link: &Arc<dyn Link>, sides: &mut [TestRank; 2]) {
     let start = Instant::now();
     while !is_apart(&sides[1]) {
         stream(link, sides, 100);
@@ -314,7 +316,7 @@ fn stream_apart(link: &Arc<dyn Link>, sides: &mut [Side; 2]) {
     }
 }
 
-fn is_apart(side: &Side) -> bool {
+fn is_apart(side: &TestRank) -> bool {
     let link = side.device.shared.link(0).unwrap();
     let sending = link.sending.lock();
     sending.is_apart && sending.watched.is_none()
@@ -322,7 +324,7 @@ fn is_apart(side: &Side) -> bool {
 
 #[test]
 fn a_connection_that_is_polled_leaves_the_epoll_set_until_a_thread_sleeps() {
-    let mut sides = [0, 1].map(Side::new);
+    let mut sides = [0, 1].map(TestRank::new);
     let link = sides[0].connect(&sides[1], 1);
     let [here, there] = &mut sides;
     bring_up(&[&link], &mut [here, there]);
@@ -355,7 +357,7 @@ fn a_connection_that_is_polled_leaves_the_epoll_set_until_a_thread_sleeps() {
 
 #[test]
 fn a_connection_out_of_the_epoll_set_goes_on_when_there_is_room_and_after_a_cut() {
-    let mut sides = [0, 1].map(Side::new);
+    let mut sides = [0, 1].map(TestRank::new);
     let (relay, address) = relayed(&sides[1]);
     let link = sides[0].device.connect(&address, PeerId(1)).unwrap();
     let back = sides[1].connect(&sides[0], 0);
