@@ -2,25 +2,25 @@
 #![no_main]
 
 use carrack_transports::contract::AddressBlob;
-use carrack_transports::verbs::address::Address;
-use carrack_transports::verbs::wire::{MAX_MESSAGE, Message};
+use carrack_transports::verbs::address::RdmaAddress;
+use carrack_transports::verbs::wire::{MAX_MESSAGE, SetupMessage};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(message) = Message::decode(bytes) {
+    if let Ok(message) = SetupMessage::decode(bytes) {
         let encoded = message.encode();
         assert!(encoded.len() <= MAX_MESSAGE);
         // A refusal's text is made readable and cut; everything else comes back as it was.
-        if !matches!(message, Message::Refusal(_)) {
-            assert_eq!(Message::decode(&encoded).as_ref(), Ok(&message));
+        if !matches!(message, SetupMessage::Refusal(_)) {
+            assert_eq!(SetupMessage::decode(&encoded).as_ref(), Ok(&message));
         }
-        if let Message::Hello { end, .. } | Message::Welcome { end, .. } = message {
+        if let SetupMessage::Hello { end, .. } | SetupMessage::Welcome { end, .. } = message {
             if end.check(8192).is_ok() {
                 assert!(end.window > 0 && end.queue_pair < 1 << 24);
             }
         }
     }
-    if let Some(address) = Address::decode(&AddressBlob(bytes.to_vec())) {
+    if let Some(address) = RdmaAddress::decode(&AddressBlob(bytes.to_vec())) {
         assert_eq!(address.encode().0, bytes);
         let _ = address.reach(&address);
     }

@@ -3,7 +3,7 @@
 
 use carrack_transports::contract::{Payload, PeerId};
 use carrack_transports::mem::{HostAllocator, MemRef, PacketPool};
-use carrack_transports::verbs::together::Opened;
+use carrack_transports::verbs::together::OpenedAggregate;
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, LazyLock};
 
@@ -12,7 +12,7 @@ static POOL: LazyLock<PacketPool> =
 
 fuzz_target!(|bytes: &[u8]| {
     let Some(packet) = POOL.take_copy(MemRef::host(bytes)) else { return };
-    let mut opened = Opened::new(0, PeerId(7), Payload::Packet(packet));
+    let mut opened = OpenedAggregate::new(0, PeerId(7), Payload::Packet(packet));
     // What each takes: its header and length, and its bytes filled up to whole words.
     let mut taken = 0;
     while let Ok(Some(message)) = opened.next() {

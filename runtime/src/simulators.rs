@@ -4,7 +4,7 @@
 mod here {
     use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::{Driver, GpuError};
-    use carrack_transports::verbs::{Options, Rdma};
+    use carrack_transports::verbs::{Rdma, VerbsOptions};
     use std::sync::Arc;
 
     /// Makes a driver of `devices` simulated GPUs.
@@ -14,7 +14,7 @@ mod here {
     }
 
     /// Returns the verbs transport over this process's simulated NIC.
-    pub(crate) fn nic(options: Options) -> Rdma {
+    pub(crate) fn nic(options: VerbsOptions) -> Rdma {
         carrack_simulators::nic::transport(options)
     }
 }
@@ -23,7 +23,7 @@ mod here {
 mod here {
     use carrack_transports::gpu::{Driver, GpuError};
     use carrack_transports::verbs::sys::VerbsError;
-    use carrack_transports::verbs::{Options, Rdma};
+    use carrack_transports::verbs::{Rdma, VerbsOptions};
     use std::sync::Arc;
 
     const REMEDY: &str = "this program was built without simulated hardware: build it with the \
@@ -38,7 +38,7 @@ mod here {
         })
     }
 
-    pub(crate) fn nic(options: Options) -> Rdma {
+    pub(crate) fn nic(options: VerbsOptions) -> Rdma {
         Rdma::simulated(|| Err(VerbsError::because("open", 95, REMEDY)), options)
     }
 }

@@ -14,7 +14,7 @@ use carrack::transports::mem::GpuAllocator;
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::{Geometry, Shm};
 use carrack::transports::tcp::{Tcp, TcpOptions};
-use carrack::transports::verbs::{Options as VerbsOptions, Rdma};
+use carrack::transports::verbs::{Rdma, VerbsOptions};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::sync::Arc;

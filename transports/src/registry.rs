@@ -8,7 +8,7 @@ use crate::loopback::{self, Loopback};
 use crate::settings::{AutoChoice, Choice};
 use crate::shm::{self, Shm, ShmSettings};
 use crate::tcp::{self, Tcp, TcpSettings};
-use crate::verbs::{self, Options, Rdma, VerbsSettings};
+use crate::verbs::{self, Rdma, VerbsOptions, VerbsSettings};
 use std::sync::Arc;
 
 crate::declare_choice! {
@@ -53,9 +53,9 @@ pub fn all(
     settings: &TransportSettings,
     packet_size: usize,
     place: u32,
-    simulated: impl FnOnce(Options) -> Rdma,
+    simulated: impl FnOnce(VerbsOptions) -> Rdma,
 ) -> Vec<Box<dyn Transport>> {
-    let options = Options::of(settings.verbs(), packet_size, place);
+    let options = VerbsOptions::of(settings.verbs(), packet_size, place);
     vec![
         Box::new(Loopback::new(packet_size)),
         Box::new(Shm::with(settings.shm(), packet_size)),

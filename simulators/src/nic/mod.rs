@@ -57,7 +57,7 @@ pub use memory::{MemoryCounters, Registered};
 
 use abi::DeviceList;
 use carrack_transports::verbs::sys::{Verbs, VerbsError};
-use carrack_transports::verbs::{Options, Rdma};
+use carrack_transports::verbs::{Rdma, VerbsOptions};
 use device::NicDevice;
 use engine::Engine;
 use rustix::io::Errno;
@@ -65,7 +65,7 @@ use std::sync::{Arc, OnceLock};
 use wire::PAYLOADS;
 
 /// Returns the verbs transport over this process's simulated NIC, which is made at the first use.
-pub fn transport(options: Options) -> Rdma {
+pub fn transport(options: VerbsOptions) -> Rdma {
     static NIC: OnceLock<Result<SimulatedNic, VerbsError>> = OnceLock::new();
     let verbs = || match NIC.get_or_init(SimulatedNic::from_env) {
         Ok(nic) => Ok(nic.verbs()),
@@ -156,7 +156,7 @@ impl SimulatedNic {
     }
 
     /// Returns the verbs transport over this NIC, and keeps the NIC as long as that lives.
-    pub fn transport(self: &Arc<Self>, options: Options) -> Rdma {
+    pub fn transport(self: &Arc<Self>, options: VerbsOptions) -> Rdma {
         let nic = Arc::clone(self);
         Rdma::simulated(move || Ok(nic.verbs()), options)
     }

@@ -7,7 +7,7 @@ use carrack_simulators::nic::{Config, SimulatedNic};
 use carrack_transports::contract::{Batch, Device, Exposed, Identity, Link, PeerId, Transport};
 use carrack_transports::gpu::{Driver, Flavour, Gpu};
 use carrack_transports::mem::{AllocId, Buffer, HostAllocator, PacketPool, Region};
-use carrack_transports::verbs::Options;
+use carrack_transports::verbs::VerbsOptions;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn ground() -> Ground {
     let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
     let gpus: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
     let nic = Arc::new(SimulatedNic::new(Config { gpus, ..Config::default() }).unwrap());
-    let transport = nic.transport(Options::default());
+    let transport = nic.transport(VerbsOptions::default());
     let identity = Identity { me: PeerId(0), ranks: 1, secret: [7; 16] };
     let domain = transport.open(&transport.devices().unwrap()[0], identity).unwrap();
     let packets = Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 4096));

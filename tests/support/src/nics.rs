@@ -6,7 +6,7 @@ use carrack::transports::contract::{
     Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Faults, SimulatedNic};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub fn fabric() -> String {
     format!("faults {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-pub fn options() -> Options {
-    Options { packet_size: PACKET, receives: 32, ..Options::default() }
+pub fn options() -> VerbsOptions {
+    VerbsOptions { packet_size: PACKET, receives: 32, ..VerbsOptions::default() }
 }
 
 pub fn identity(me: u32, ranks: u32) -> Identity {
@@ -48,7 +48,7 @@ pub fn nic(config: Config, fabric: &str) -> Arc<SimulatedNic> {
 impl Side {
     pub fn open(
         nic: Arc<SimulatedNic>,
-        options: Options,
+        options: VerbsOptions,
         me: Identity,
     ) -> Result<Self, Unavailable> {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
@@ -59,7 +59,7 @@ impl Side {
     pub fn open_with(
         pool: &PacketPool,
         nic: Arc<SimulatedNic>,
-        options: Options,
+        options: VerbsOptions,
         me: Identity,
     ) -> Result<Self, Unavailable> {
         let transport = nic.transport(options);
@@ -149,7 +149,7 @@ impl Default for Ground {
 }
 
 impl Ground {
-    pub fn with(config: &Config, options: &Options) -> Self {
+    pub fn with(config: &Config, options: &VerbsOptions) -> Self {
         let fabric = fabric();
         let side = |me| {
             Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap()

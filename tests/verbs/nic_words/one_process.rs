@@ -6,7 +6,7 @@ use crate::support::{
 };
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{
     AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, RemoteKey, Runtime,
     Synchronizer, Tag,
@@ -31,8 +31,11 @@ fn ranks(nics: &[Arc<SimulatedNic>]) -> Vec<Runtime> {
     let transports = vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated];
     let settings = built(OverLoopback::settings().transports(transports));
     // A quarter of a second until something is sent again, of what is lost.
-    let options =
-        Options { timeout: 16, packet_size: settings.packet_size(), ..Options::default() };
+    let options = VerbsOptions {
+        timeout: 16,
+        packet_size: settings.packet_size(),
+        ..VerbsOptions::default()
+    };
     let ranks = unstarted(u32::try_from(nics.len()).unwrap()).into_iter().zip(nics);
     let start = |(bootstrap, nic): (_, &Arc<SimulatedNic>)| {
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
@@ -174,7 +177,7 @@ fn what_a_rank_without_that_transport_is_told() {
         OverLoopback::settings()
             .transports(vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated]),
     );
-    let options = Options { packet_size: both.packet_size(), ..Options::default() };
+    let options = VerbsOptions { packet_size: both.packet_size(), ..VerbsOptions::default() };
     let builder = Runtime::builder().settings(both).bootstrap(Box::new(job.next().unwrap()));
     let has = builder.transport(Box::new(nics[0].transport(options))).start().unwrap();
     let lacks = Runtime::builder()

@@ -4,7 +4,7 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, built, connect, settle, until};
 use carrack::bootstrap::InProcess;
 use carrack::region::Region;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{Buffer, Rank, Runtime, Status, Tag};
 use carrack_simulators::nic::{Config, HeldWork, MemoryCounters, SimulatedNic};
 use std::sync::Arc;
@@ -69,12 +69,12 @@ impl ChunkGround {
         let start = |(at, bootstrap): (usize, InProcess)| {
             let settings = built(OverSimulatedNic::settings());
             let rails = u8::try_from(devices[at]).unwrap();
-            let options = Options {
+            let options = VerbsOptions {
                 packet_size: settings.packet_size(),
                 rails,
                 chunk: chunks[at],
                 timeout: 14,
-                ..Options::default()
+                ..VerbsOptions::default()
             };
             let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
             builder.transport(Box::new(nics[at].transport(options))).start().unwrap()

@@ -8,7 +8,7 @@ use carrack::transports::contract::{
     SubmitError, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, PacketPool};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{OpError, Rank, Synchronizer, Tag};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
 use std::sync::Arc;
@@ -264,7 +264,7 @@ fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
     let open = |me| {
         let config = Config { fabric: Some(fabric.clone()), ..Config::devices(2) };
         let nic = Arc::new(SimulatedNic::new(config).unwrap());
-        let transport = nic.transport(Options { rails: 2, ..Options::default() });
+        let transport = nic.transport(VerbsOptions { rails: 2, ..VerbsOptions::default() });
         let info = transport.devices().unwrap().remove(0);
         let domain =
             transport.open(&info, Identity { me: PeerId(me), ranks: 2, secret: [5; 16] }).unwrap();

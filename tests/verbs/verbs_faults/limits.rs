@@ -3,7 +3,7 @@
 use crate::support::Watchdog;
 use crate::support::nics::{Ground, Side, fabric, identity, nic, options};
 use carrack::transports::contract::SubmitError;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Limits, LinkLayer};
 
 fn limited(limits: Limits) -> Config {
@@ -68,7 +68,7 @@ fn what_a_nic_has_too_little_of_is_named_with_its_number() {
 
 /// Connects a rank that has little to others, which have enough, in turn. Returns how many there
 /// were, and what the rank says then.
-fn calls_in_turn(limits: Limits, options: &Options) -> (usize, String) {
+fn calls_in_turn(limits: Limits, options: &VerbsOptions) -> (usize, String) {
     let fabric = fabric();
     let first =
         Side::open(nic(limited(limits), &fabric), options.clone(), identity(0, 20)).unwrap();
@@ -108,6 +108,6 @@ fn a_completion_queue_is_never_promised_more_than_it_holds() {
     for word in ["4 connections", "500", "CARRACK_VERBS_DEPTH"] {
         assert!(why.contains(word), "no {word} in {why}");
     }
-    let shallow = Options { send_depth: 16, ..options() };
+    let shallow = VerbsOptions { send_depth: 16, ..options() };
     assert_eq!(calls_in_turn(Limits { completions: 100, ..Limits::default() }, &shallow).0, 3);
 }

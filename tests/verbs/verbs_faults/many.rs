@@ -4,7 +4,7 @@ use crate::support::nics::{fabric, nic};
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, pattern, posted};
 use carrack::bootstrap::InProcess;
 use carrack::settings::TransportChoice;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{Counter, Handler, Rank, Runtime, Tag};
 use carrack_simulators::nic::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -40,7 +40,8 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
     }
     let nic = nic(Config::default(), &fabric());
     // Little of everything: a thousand times.
-    let options = Options { send_depth: 16, receives: 16, packet_size: 1024, ..Options::default() };
+    let options =
+        VerbsOptions { send_depth: 16, receives: 16, packet_size: 1024, ..VerbsOptions::default() };
     let settings = OverSimulatedNic::settings()
         .transports(vec![TransportChoice::VerbsSimulated])
         .packet_size(1024);

@@ -2,14 +2,14 @@
 
 use crate::support::Watchdog;
 use crate::support::nics::{Ground, options};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Limits};
 
 /// Number of receives: small, so that a lost one is missed.
 const RECEIVES: u32 = 8;
 
-fn few() -> Options {
-    Options { receives: RECEIVES, ..options() }
+fn few() -> VerbsOptions {
+    VerbsOptions { receives: RECEIVES, ..options() }
 }
 
 #[test]

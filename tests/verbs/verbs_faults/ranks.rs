@@ -5,7 +5,7 @@ use crate::support::nics::{fabric, nic};
 use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, connect, pattern, until_with_errors};
 use carrack::bootstrap::InProcess;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::transports::verbs::sys::bindings::{
     IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
 };
@@ -20,8 +20,11 @@ fn job() -> (Vec<Runtime>, Vec<Arc<SimulatedNic>>) {
     let nics: Vec<_> = (0..3).map(|_| nic(Config::default(), &fabric)).collect();
     let settings = built(OverSimulatedNic::settings());
     let start = |(bootstrap, nic): (InProcess, &Arc<SimulatedNic>)| {
-        let options =
-            Options { packet_size: settings.packet_size(), receives: 32, ..Options::default() };
+        let options = VerbsOptions {
+            packet_size: settings.packet_size(),
+            receives: 32,
+            ..VerbsOptions::default()
+        };
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
         builder.transport(Box::new(nic.transport(options))).start().unwrap()
     };

@@ -4,7 +4,7 @@ use crate::support::nics::{Side, bytes_of, fabric, identity, nic, options, submi
 use crate::support::{Watchdog, nics_go_on, pattern};
 use carrack::transports::contract::{Armed, Event, Header, Link, PeerId, Submit};
 use carrack::transports::mem::{HostAllocator, PacketPool, PacketSource};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::Config;
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl ReceivePair {
     /// Creates two sides, the second of which receives into packets of that pool.
     fn with(pool: &PacketPool) -> Self {
         let (fabric, config) = (fabric(), Config::default());
-        let options = Options { packet_size: pool.packet_size(), ..options() };
+        let options = VerbsOptions { packet_size: pool.packet_size(), ..options() };
         let open = |me| {
             Side::open_with(pool, nic(config.clone(), &fabric), options.clone(), identity(me, 2))
                 .unwrap()

@@ -5,7 +5,7 @@ use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, unt
 use carrack::bootstrap::InProcess;
 use carrack::settings::{SettingsBuilder, TransportChoice};
 use carrack::transports::contract::{Event, Identity, PeerId};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{Rank, Runtime, StartError, Tag};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn a_port_that_is_down_at_the_start_is_named_with_its_state() {
     nic.set_port(0, 1, false);
     // The other one is taken.
     Side::open(nic.clone(), options(), identity(0, 2)).map(drop).unwrap();
-    let first = Options { device: Some("sim0:1".into()), ..options() };
+    let first = VerbsOptions { device: Some("sim0:1".into()), ..options() };
     let text = Side::open(nic.clone(), first, identity(0, 2)).map(drop).unwrap_err().to_string();
     says(&text, &["no port is active", "port 1 of sim0", "rdma link"]);
     nic.set_port(0, 2, false);
@@ -81,7 +81,7 @@ fn a_port_that_is_down_at_the_start_is_named_with_its_state() {
 fn pair(nics: [&Arc<SimulatedNic>; 2], packet_sizes: [usize; 2]) -> Vec<Runtime> {
     let start = |(at, bootstrap): (usize, InProcess)| {
         let settings = built(OverSimulatedNic::settings().packet_size(packet_sizes[at]));
-        let options = Options { packet_size: packet_sizes[at], ..Options::default() };
+        let options = VerbsOptions { packet_size: packet_sizes[at], ..VerbsOptions::default() };
         let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
         builder.transport(Box::new(nics[at].transport(options))).start().unwrap()
     };

@@ -7,7 +7,7 @@ use crate::support::{Job, OverSimulatedNic, built, connect, settle};
 use carrack::bootstrap::InProcess;
 use carrack::region::{Mr, Region};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{OpError, Rank, RemoteKey, Runtime, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Config, SimulatedNic};
@@ -76,7 +76,8 @@ impl GpuGround {
         }
         let settings = built(OverSimulatedNic::settings());
         let start = |at: usize, bootstrap: InProcess| {
-            let options = Options { packet_size: settings.packet_size(), ..Options::default() };
+            let options =
+                VerbsOptions { packet_size: settings.packet_size(), ..VerbsOptions::default() };
             let builder =
                 Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
             let builder = builder.gpu_driver(Arc::new(drivers[at].clone()));

@@ -5,7 +5,7 @@ use super::ground::{GpuGround, Place};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{Identity, PeerId, Transport};
 use carrack::transports::gpu::{Driver, RemoteWrites};
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
@@ -126,7 +126,7 @@ fn what_one_nic_refuses_of_a_gpu_another_may_take() {
     nics[0].faults().fail_call(Call::RegDmabufMr, Which::All, libc::EOPNOTSUPP);
     let identity = Identity { me: PeerId(0), ranks: 1, secret: [1; 16] };
     for (nic, works) in nics.iter().zip([false, true]) {
-        let transport = nic.transport(Options::default());
+        let transport = nic.transport(VerbsOptions::default());
         for device in transport.devices().unwrap() {
             let domain = transport.open(&device, identity.clone()).unwrap();
             for gpu in &gpus {

@@ -8,17 +8,17 @@ use carrack::transports::contract::{Identity, PeerId};
 use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
-use carrack::transports::verbs::address::Address;
-use carrack::transports::verbs::channel::{Channel, Received};
+use carrack::transports::verbs::address::RdmaAddress;
+use carrack::transports::verbs::channel::{SetupChannel, SetupReceived};
 use carrack::transports::verbs::port::choose_gid;
 use carrack::transports::verbs::sys::bindings::{
     self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
 };
 use carrack::transports::verbs::sys::{
-    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairSpec,
-    SharedReceiveQueue,
+    AccessFlags, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairSpec, SharedReceiveQueue,
 };
-use carrack::transports::verbs::wire::{End, Message, greeting};
+use carrack::transports::verbs::wire::{QueuePairEnd, SetupMessage, greeting};
 use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,15 +29,15 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() / 2);
 
 /// The attacker's equipment.
 pub(crate) struct Attacker {
-    pub(crate) channel: Channel,
+    pub(crate) channel: SetupChannel,
     pair: Arc<QueuePair>,
     queue: Arc<CompletionQueue>,
     region: MemoryRegion,
     memory: Box<[u8]>,
     /// The victim's end, when it has let this one in.
-    pub(crate) theirs: End,
+    pub(crate) theirs: QueuePairEnd,
     pub(crate) key: DeviceKey,
-    pub(crate) mine: End,
+    pub(crate) mine: QueuePairEnd,
     gid_index: u8,
     _receives: Arc<SharedReceiveQueue>,
     _nic: Arc<SimulatedNic>,
@@ -45,17 +45,17 @@ pub(crate) struct Attacker {
 
 /// Returns the address of a rank's TCP port.
 pub(crate) fn door(ground: &Ground, rank: usize) -> std::net::SocketAddr {
-    let address = Address::decode(&ground.sides[rank].device.address()).unwrap();
+    let address = RdmaAddress::decode(&ground.sides[rank].device.address()).unwrap();
     address.hosts[0].at(address.tcp_port, 0)
 }
 
 /// Returns the next answer to a pending connection, while all ranks make progress.
 #[track_caller]
-pub(crate) fn answer(ground: &mut Ground, channel: &mut Channel) -> Received {
+pub(crate) fn answer(ground: &mut Ground, channel: &mut SetupChannel) -> SetupReceived {
     let start = Instant::now();
     loop {
         match channel.receive() {
-            Received::Nothing => ground.step(),
+            SetupReceived::Nothing => ground.step(),
             other => return other,
         }
         assert!(start.elapsed() < PATIENCE, "no answer");
@@ -63,14 +63,14 @@ pub(crate) fn answer(ground: &mut Ground, channel: &mut Channel) -> Received {
 }
 
 /// Rings at a rank's door.
-pub(crate) fn knock(ground: &Ground, rank: usize) -> Channel {
-    Channel::dial(door(ground, rank)).unwrap()
+pub(crate) fn knock(ground: &Ground, rank: usize) -> SetupChannel {
+    SetupChannel::dial(door(ground, rank)).unwrap()
 }
 
 /// Goes through a greeting with a rank, to its end.
 pub(crate) fn greet(
     ground: &mut Ground,
-    channel: &mut Channel,
+    channel: &mut SetupChannel,
     role: Role,
     (me, secret): (PeerId, [u8; 16]),
     device: DeviceKey,
@@ -111,12 +111,12 @@ impl Attacker {
             domain.register(
                 memory.as_mut_ptr(),
                 memory.len(),
-                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+                AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE,
             )
         };
         let region = region.unwrap();
         let gid = choose_gid(&context.gids(1).unwrap(), None).unwrap();
-        let mine = End {
+        let mine = QueuePairEnd {
             gid: gid.gid,
             word_addr: region.addr() as u64,
             word_key: region.rkey(),
@@ -130,7 +130,7 @@ impl Attacker {
         };
         let channel = knock(ground, 0);
         let key = DeviceKey::fresh().unwrap();
-        let theirs = End::default();
+        let theirs = QueuePairEnd::default();
         let gid_index = gid.index.0;
         Self {
             channel,
@@ -151,7 +151,7 @@ impl Attacker {
     pub(crate) fn say_hello(&mut self, ground: &mut Ground, from: PeerId) {
         let who = (from, SECRET);
         let session = greet(ground, &mut self.channel, Role::Dialer, who, self.key).unwrap();
-        self.channel.send(&Message::hello(&session, self.mine)).unwrap();
+        self.channel.send(&SetupMessage::hello(&session, self.mine)).unwrap();
     }
 
     /// Lets itself be let in.
@@ -166,11 +166,11 @@ impl Attacker {
     #[track_caller]
     pub(crate) fn is_let_in(&mut self, ground: &mut Ground) {
         match answer(ground, &mut self.channel) {
-            Received::Message(Message::Welcome { end, .. }) => self.theirs = end,
+            SetupReceived::Message(SetupMessage::Welcome { end, .. }) => self.theirs = end,
             other => panic!("{other:?}"),
         }
         self.join();
-        self.channel.send(&Message::Ready).unwrap();
+        self.channel.send(&SetupMessage::Ready).unwrap();
     }
 
     fn join(&self) {

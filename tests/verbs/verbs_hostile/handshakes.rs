@@ -7,9 +7,9 @@ use crate::support::{Watchdog, random, rng};
 use carrack::transports::contract::{DownCause, Event, PeerId};
 use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
-use carrack::transports::verbs::address::Address;
-use carrack::transports::verbs::channel::{Channel, Received};
-use carrack::transports::verbs::wire::{End, MAX_MESSAGE, Message};
+use carrack::transports::verbs::address::RdmaAddress;
+use carrack::transports::verbs::channel::{SetupChannel, SetupReceived};
+use carrack::transports::verbs::wire::{MAX_MESSAGE, QueuePairEnd, SetupMessage};
 use carrack_simulators::nic::Config;
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -21,7 +21,7 @@ use std::net::{TcpListener, TcpStream};
 fn turned_away(
     ground: &mut Ground,
     from: PeerId,
-    hello: impl FnOnce(&Session) -> Message,
+    hello: impl FnOnce(&Session) -> SetupMessage,
 ) -> String {
     let mut attacker = Attacker::at_the_door(ground);
     let key = attacker.key;
@@ -29,15 +29,15 @@ fn turned_away(
     let message = hello(&session);
     attacker.channel.send(&message).unwrap();
     let why = match answer(ground, &mut attacker.channel) {
-        Received::Message(Message::Refusal(why)) => why,
+        SetupReceived::Message(SetupMessage::Refusal(why)) => why,
         other => panic!("{message:?} is answered with {other:?}"),
     };
     assert!(ground.of_the_fourth.is_empty(), "a pending connection causes no event");
     why
 }
 
-fn hello_of(end: End) -> impl FnOnce(&Session) -> Message {
-    move |session| Message::hello(session, end)
+fn hello_of(end: QueuePairEnd) -> impl FnOnce(&Session) -> SetupMessage {
+    move |session| SetupMessage::hello(session, end)
 }
 
 #[test]
@@ -56,40 +56,41 @@ fn a_dialer_that_cannot_be_let_in_is_told_why() {
         assert!(why.contains("a job of 4 ranks"), "{why}");
     }
     // An end that was changed on the way, and the victim's own seal.
-    let changed = |session: &Session| match Message::hello(session, good) {
-        Message::Hello { seal, end } => {
-            Message::Hello { seal, end: End { word_addr: end.word_addr + 8, ..end } }
+    let changed = |session: &Session| match SetupMessage::hello(session, good) {
+        SetupMessage::Hello { seal, end } => {
+            SetupMessage::Hello { seal, end: QueuePairEnd { word_addr: end.word_addr + 8, ..end } }
         }
         other => other,
     };
     assert!(turned_away(&mut ground, ME, changed).contains("changed on the way"));
     for wrong in [
-        End { queue_pair: 1 << 24, ..good },
-        End { first_psn: u32::MAX, ..good },
-        End { window: 0, ..good },
-        End { mtu: 0, ..good },
-        End { mtu: 6, ..good },
-        End { word_addr: good.word_addr + 1, ..good },
+        QueuePairEnd { queue_pair: 1 << 24, ..good },
+        QueuePairEnd { first_psn: u32::MAX, ..good },
+        QueuePairEnd { window: 0, ..good },
+        QueuePairEnd { mtu: 0, ..good },
+        QueuePairEnd { mtu: 6, ..good },
+        QueuePairEnd { word_addr: good.word_addr + 1, ..good },
     ] {
         let why = turned_away(&mut ground, ME, hello_of(wrong));
         assert!(why.contains("impossible values"), "{wrong:?}: {why}");
     }
     for size in [0, 1, u32::MAX] {
-        let wrong = End { packet_size: size, ..good };
+        let wrong = QueuePairEnd { packet_size: size, ..good };
         assert!(turned_away(&mut ground, ME, hello_of(wrong)).contains("CARRACK_PACKET_SIZE"));
     }
-    for message in [Message::Ready, Message::Crossed, Message::Refusal("you".into())] {
+    for message in [SetupMessage::Ready, SetupMessage::Crossed, SetupMessage::Refusal("you".into())]
+    {
         assert!(turned_away(&mut ground, ME, |_| message).contains("it began with"));
     }
     // A hello that is right, from a caller that has proved nothing.
     let mut attacker = Attacker::at_the_door(&mut ground);
-    attacker.channel.send(&Message::Hello { seal: [0; 32], end: good }).unwrap();
+    attacker.channel.send(&SetupMessage::Hello { seal: [0; 32], end: good }).unwrap();
     let mut said = answer(&mut ground, &mut attacker.channel);
-    while matches!(said, Received::Wrong(_)) {
+    while matches!(said, SetupReceived::Wrong(_)) {
         // The victim's opening.
         said = answer(&mut ground, &mut attacker.channel);
     }
-    assert!(matches!(said, Received::Message(Message::Refusal(_))), "{said:?}");
+    assert!(matches!(said, SetupReceived::Message(SetupMessage::Refusal(_))), "{said:?}");
     ground.all_go_on(20);
 }
 
@@ -97,26 +98,26 @@ fn a_dialer_that_cannot_be_let_in_is_told_why() {
 fn ends_that_lead_nowhere_or_to_others_harm_no_rank() {
     let _watchdog = Watchdog::over("ends");
     let mut ground = Ground::default();
-    let honest = Address::decode(&ground.sides[1].device.address()).unwrap();
+    let honest = RdmaAddress::decode(&ground.sides[1].device.address()).unwrap();
     for change in [
-        |end: &mut End, _: &Address| end.gid = [0; 16],
-        |end: &mut End, honest: &Address| end.gid = honest.gid,
-        |end: &mut End, honest: &Address| (end.gid, end.queue_pair) = (honest.gid, 2),
-        |end: &mut End, _: &Address| (end.word_addr, end.word_key) = (0, u32::MAX),
-        |end: &mut End, _: &Address| end.window = u32::MAX,
-        |end: &mut End, _: &Address| (end.reads, end.lid) = (255, u16::MAX),
+        |end: &mut QueuePairEnd, _: &RdmaAddress| end.gid = [0; 16],
+        |end: &mut QueuePairEnd, honest: &RdmaAddress| end.gid = honest.gid,
+        |end: &mut QueuePairEnd, honest: &RdmaAddress| (end.gid, end.queue_pair) = (honest.gid, 2),
+        |end: &mut QueuePairEnd, _: &RdmaAddress| (end.word_addr, end.word_key) = (0, u32::MAX),
+        |end: &mut QueuePairEnd, _: &RdmaAddress| end.window = u32::MAX,
+        |end: &mut QueuePairEnd, _: &RdmaAddress| (end.reads, end.lid) = (255, u16::MAX),
     ] {
         let mut attacker = Attacker::at_the_door(&mut ground);
         change(&mut attacker.mine, &honest);
         attacker.say_hello(&mut ground, ME);
         match answer(&mut ground, &mut attacker.channel) {
-            Received::Message(Message::Welcome { .. }) => {
-                attacker.channel.send(&Message::Ready).unwrap();
+            SetupReceived::Message(SetupMessage::Welcome { .. }) => {
+                attacker.channel.send(&SetupMessage::Ready).unwrap();
                 ground.all_go_on(20);
                 drop(attacker);
                 ground.reports_the_attacker("it goes");
             }
-            Received::Message(Message::Refusal(_)) => {
+            SetupReceived::Message(SetupMessage::Refusal(_)) => {
                 // It was let in as far as a queue pair that could not be joined.
                 ground.all_go_on(5);
                 ground.of_the_fourth.clear();
@@ -131,7 +132,7 @@ fn a_device_that_is_passed_off_as_another_s_takes_nothing_from_that_one() {
     let _watchdog = Watchdog::over("keys");
     let mut ground = Ground::default();
     for rank in [0, 1, 2] {
-        let theirs = Address::decode(&ground.sides[rank].device.address()).unwrap().key;
+        let theirs = RdmaAddress::decode(&ground.sides[rank].device.address()).unwrap().key;
         let mut attacker = Attacker::at_the_door(&mut ground);
         attacker.key = theirs;
         attacker.say_hello(&mut ground, ME);
@@ -168,7 +169,7 @@ fn hello_twice_is_one_connection_after_the_other() {
     // The last one is let in; those before it were sent away.
     others.pop().unwrap().is_let_in(&mut ground);
     for mut other in others {
-        assert!(matches!(answer(&mut ground, &mut other.channel), Received::Closed(_)));
+        assert!(matches!(answer(&mut ground, &mut other.channel), SetupReceived::Closed(_)));
     }
     ground.all_go_on(20);
     ground.reports_the_attacker("the last has gone");
@@ -185,7 +186,7 @@ fn garbage_is_refused_or_hung_up_on() {
         let mut bytes = random(&mut rng, len);
         if round % 2 == 0 {
             // Framed as a message is, and a hello with a bit wrong.
-            let hello = Message::Hello { seal: [0; 32], end: End::default() };
+            let hello = SetupMessage::Hello { seal: [0; 32], end: QueuePairEnd::default() };
             bytes = hello.encode();
             let at = rng.random_range(0..bytes.len());
             bytes[at] ^= 1 << rng.random_range(0..8);
@@ -243,7 +244,7 @@ fn two_thousand_connections_that_say_nothing_or_one_byte_keep_no_rank_out() {
     }
     // The first to come have had to go.
     let mut another = knock(&ground, 0);
-    another.send(&Message::Bye).unwrap();
+    another.send(&SetupMessage::Bye).unwrap();
     drop(silent);
     ground.all_go_on(20);
 }
@@ -262,14 +263,14 @@ fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later()
     let mut ground = Ground::default();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let mut address = Address::decode(&ground.sides[1].device.address()).unwrap();
+    let mut address = RdmaAddress::decode(&ground.sides[1].device.address()).unwrap();
     address.key = DeviceKey::fresh().unwrap();
     address.tcp_port = listener.local_addr().unwrap().port();
     let _link = ground.sides[0].device.connect(&address.encode(), ME).unwrap();
     let mut called = accept(&mut ground, &listener);
     greet(&mut ground, &mut called, Role::Listener, (ME, SECRET), address.key).unwrap();
     let hello = answer(&mut ground, &mut called);
-    assert!(matches!(hello, Received::Message(Message::Hello { .. })), "{hello:?}");
+    assert!(matches!(hello, SetupReceived::Message(SetupMessage::Hello { .. })), "{hello:?}");
     drop(called);
     let limit = getrlimit(Resource::Nofile);
     // Also where one has just been closed: those below are open for ever.
@@ -283,7 +284,7 @@ fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later()
     );
     setrlimit(Resource::Nofile, limit).unwrap();
     let mut called = accept(&mut ground, &listener);
-    called.send(&Message::Refusal("enough".into())).unwrap();
+    called.send(&SetupMessage::Refusal("enough".into())).unwrap();
     ground.talk_until("a refusal", |ground| !ground.of_the_fourth.is_empty());
     assert!(
         matches!(
@@ -296,11 +297,11 @@ fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later()
 }
 
 #[track_caller]
-fn accept(ground: &mut Ground, listener: &TcpListener) -> Channel {
+fn accept(ground: &mut Ground, listener: &TcpListener) -> SetupChannel {
     let start = std::time::Instant::now();
     loop {
         if let Ok((stream, _)) = listener.accept() {
-            return Channel::over(stream).unwrap();
+            return SetupChannel::over(stream).unwrap();
         }
         ground.step();
         assert!(start.elapsed() < PATIENCE, "no call: {:?}", ground.of_the_fourth);

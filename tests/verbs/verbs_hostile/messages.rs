@@ -4,9 +4,9 @@ use super::attacker::{Attacker, ME, PATIENCE};
 use crate::support::Watchdog;
 use crate::support::nics::{Ground, PACKET, submit};
 use carrack::transports::contract::{Armed, DownCause, Link, Submit, SubmitError};
-use carrack::transports::verbs::address::Address;
+use carrack::transports::verbs::address::RdmaAddress;
 use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
-use carrack::transports::verbs::wire::Message;
+use carrack::transports::verbs::wire::SetupMessage;
 use std::sync::Arc;
 
 #[track_caller]
@@ -183,8 +183,8 @@ fn a_peer_reaches_no_memory_but_the_word_that_it_was_given() {
 
 /// Returns rank 0's link to the attacker, over the connection that there is.
 fn link_to(ground: &Ground, attacker: &Attacker) -> Arc<dyn Link> {
-    let own = Address::decode(&ground.sides[0].device.address()).unwrap();
-    let address = Address { key: attacker.key, ..own }.encode();
+    let own = RdmaAddress::decode(&ground.sides[0].device.address()).unwrap();
+    let address = RdmaAddress { key: attacker.key, ..own }.encode();
     ground.sides[0].device.connect(&address, ME).unwrap()
 }
 
@@ -261,10 +261,10 @@ fn words_out_of_turn_over_tcp_end_their_connection_alone() {
     let mut ground = Ground::default();
     let end = Default::default();
     for message in [
-        Message::Ready,
-        Message::Crossed,
-        Message::Welcome { seal: [0; 32], end },
-        Message::Hello { seal: [0; 32], end },
+        SetupMessage::Ready,
+        SetupMessage::Crossed,
+        SetupMessage::Welcome { seal: [0; 32], end },
+        SetupMessage::Hello { seal: [0; 32], end },
     ] {
         let mut attacker = Attacker::enter(&mut ground);
         ground.all_go_on(1);
@@ -272,13 +272,13 @@ fn words_out_of_turn_over_tcp_end_their_connection_alone() {
         is_protocol(&ground.reports_the_attacker(&format!("{message:?}")), "out of turn");
     }
     let mut attacker = Attacker::enter(&mut ground);
-    attacker.channel.send(&Message::Refusal("no".into())).unwrap();
+    attacker.channel.send(&SetupMessage::Refusal("no".into())).unwrap();
     let cause = ground.reports_the_attacker("refusal");
     assert!(
         matches!(&cause, DownCause::Gone(why) if why.contains("given the connection up")),
         "{cause}"
     );
     let mut attacker = Attacker::enter(&mut ground);
-    attacker.channel.send(&Message::Bye).unwrap();
+    attacker.channel.send(&SetupMessage::Bye).unwrap();
     assert_eq!(ground.reports_the_attacker("bye"), DownCause::Closed);
 }

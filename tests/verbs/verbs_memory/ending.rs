@@ -5,7 +5,7 @@
 use super::{nics, ranks, soon_again};
 use crate::support::{Watchdog, settle, until};
 use carrack::buffer::Region;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{
     AwaitError, CompQueue, Mr, OpError, PostError, Rank, RemoteKey, Runtime, Status, Tag,
     UserContext,
@@ -94,7 +94,7 @@ fn load(rank: &Runtime, told: &Mutex<RemoteKey>, stop: &AtomicBool, tally: &Tall
 #[test]
 fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_in_flight() {
     let _watchdog = Watchdog::over("deregistered under load");
-    let ranks = ranks(&nics([(); 3].map(|()| Config::default())), &Options::default());
+    let ranks = ranks(&nics([(); 3].map(|()| Config::default())), &VerbsOptions::default());
     let owner = &ranks[1];
     let region = Region::host(LEN);
     let register = || -> (Mr, RemoteKey) {
@@ -223,7 +223,7 @@ fn what_begins_behind_a_message_of_the_owner_is_stale_if_the_registration_ended_
 #[test]
 fn memory_is_not_free_until_the_ranks_whose_nics_reach_it_have_heard_that_its_registration_ended() {
     let _watchdog = Watchdog::over("freed after its registration");
-    let ranks = ranks(&nics([(); 2].map(|()| Config::default())), &Options::default());
+    let ranks = ranks(&nics([(); 2].map(|()| Config::default())), &VerbsOptions::default());
     let region = Region::host(4096);
     let mr = ranks[1].register_memory(&region).unwrap();
     let (rmr, over) = (mr.remote_key(), CompQueue::new(4));
@@ -246,7 +246,7 @@ fn memory_is_not_free_until_the_ranks_whose_nics_reach_it_have_heard_that_its_re
 fn the_orderly_end_of_a_rank_frees_what_its_nic_reached_where_a_further_device_never_met_it() {
     let _watchdog = Watchdog::over("freed by an orderly end");
     let nics = nics([(); 2].map(|()| Config::default()));
-    let mut ranks = ranks(&nics, &Options::default());
+    let mut ranks = ranks(&nics, &VerbsOptions::default());
     let _further = ranks[1].device().build().unwrap();
     let region = Region::host(4096);
     let mr = ranks[1].register_memory(&region).unwrap();

@@ -7,7 +7,7 @@ use crate::support::ranks::scratch;
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, built, connect, posted, settle, until};
 use carrack::buffer::Region;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RemoteKey, Runtime};
 use carrack_simulators::nic::Config;
 
@@ -65,7 +65,7 @@ fn still_works(ranks: &[Runtime], rmr: &RemoteKey) {
 #[test]
 fn a_region_of_another_job_is_none_of_this_one() {
     let _watchdog = Watchdog::over("another job");
-    let options = Options::default();
+    let options = VerbsOptions::default();
     let [mine, theirs] =
         [(); 2].map(|()| ranks(&nics([(); 2].map(|()| Config::default())), &options));
     // Registered in the same order on the same rank, so that all but the job is alike.
@@ -98,7 +98,8 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
         let ranks =
             nics([(); 2].map(|()| Config::default())).into_iter().zip(0..).map(|(nic, rank)| {
                 let settings = built(settings());
-                let options = Options { packet_size: settings.packet_size(), ..Options::default() };
+                let options =
+                    VerbsOptions { packet_size: settings.packet_size(), ..VerbsOptions::default() };
                 let bootstrap = Folder::new(folder.clone(), rank, 2);
                 let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
                 builder.transport(Box::new(nic.transport(options))).start().unwrap()
@@ -125,7 +126,7 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
 #[test]
 fn a_region_of_a_rank_that_has_gone_is_refused_and_the_cause_named() {
     let _watchdog = Watchdog::over("a rank that has gone");
-    let mut ranks = ranks(&nics([(); 2].map(|()| Config::default())), &Options::default());
+    let mut ranks = ranks(&nics([(); 2].map(|()| Config::default())), &VerbsOptions::default());
     let region = Region::host(1024);
     let names = registered(&ranks[1], &region);
     // One is known by use, the other not.

@@ -16,7 +16,7 @@ mod registering;
 use crate::support::{Job, OverSimulatedNic, built, connect, unstarted};
 use carrack::Runtime;
 use carrack::settings::SettingsBuilder;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,9 +31,9 @@ fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
 }
 
 /// Starts a rank for each NIC, whose links are up.
-fn ranks(nics: &[Arc<SimulatedNic>], options: &Options) -> Vec<Runtime> {
+fn ranks(nics: &[Arc<SimulatedNic>], options: &VerbsOptions) -> Vec<Runtime> {
     let settings = built(settings());
-    let options = Options { packet_size: settings.packet_size(), ..options.clone() };
+    let options = VerbsOptions { packet_size: settings.packet_size(), ..options.clone() };
     let ranks = unstarted(u32::try_from(nics.len()).unwrap()).into_iter().zip(nics);
     let start = |(bootstrap, nic): (_, &Arc<SimulatedNic>)| {
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
@@ -50,6 +50,6 @@ fn settings() -> SettingsBuilder {
 
 /// Returns options with which a NIC repeats a lost request after a millisecond (4.096 µs times 2
 /// to the power of 8).
-fn soon_again() -> Options {
-    Options { timeout: 8, retries: 7, ..Options::default() }
+fn soon_again() -> VerbsOptions {
+    VerbsOptions { timeout: 8, retries: 7, ..VerbsOptions::default() }
 }

@@ -4,7 +4,7 @@ use super::{nics, ranks};
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, connect, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
-use carrack::transports::verbs::Options;
+use carrack::transports::verbs::VerbsOptions;
 use carrack::{AtomicAgent, Rank, RemoteKey, Runtime, Tag};
 use carrack_simulators::nic::{Config, Limits};
 
@@ -55,7 +55,7 @@ fn memory_that_is_paged_on_demand_is_not_locked() {
     let locked = |on_demand| config(Limits { locked: LOCKED, on_demand, ..Limits::default() });
     for (on_demand, has, by_nic) in [(true, true, true), (false, true, false), (true, false, false)]
     {
-        let options = Options { on_demand, ..Options::default() };
+        let options = VerbsOptions { on_demand, ..VerbsOptions::default() };
         let ranks = ranks(&nics([locked(has), locked(has)]), &options);
         let region = Region::host(2 * LONG);
         let mr = ranks[1].register_memory(&region).unwrap();
@@ -83,7 +83,7 @@ fn memory_that_is_paged_on_demand_is_not_locked() {
 #[test]
 fn writes_in_any_order_are_seen_before_anybody_is_told_of_them() {
     let _watchdog = Watchdog::over("relaxed ordering");
-    let options = Options { relaxed: true, ..Options::default() };
+    let options = VerbsOptions { relaxed: true, ..VerbsOptions::default() };
     let ranks = ranks(&nics([config(Limits::default()), config(Limits::default())]), &options);
     let region = Region::host(2 * LONG);
     let mr = ranks[1].register_memory(&region).unwrap();
@@ -128,7 +128,7 @@ fn queue_pairs_have_thread_domains_as_far_as_there_are_some_and_are_never_posted
     for (most, there, expected) in [(64, 100, 3), (64, 2, 2), (1, 100, 1), (0, 100, 0), (64, 0, 0)]
     {
         let nics = nics([has(there), has(100), has(100)]);
-        let options = Options { thread_domains: most, ..Options::default() };
+        let options = VerbsOptions { thread_domains: most, ..VerbsOptions::default() };
         let ranks = ranks(&nics, &options);
         // With each of three ranks, itself included.
         assert_eq!(nics[0].thread_domains(0), expected, "{most} of {there}");
@@ -162,7 +162,7 @@ fn queue_pairs_have_thread_domains_as_far_as_there_are_some_and_are_never_posted
     // An old library has none.
     let ranks = ranks(
         &nics([Config { extended: false, ..Config::default() }, has(100)]),
-        &Options::default(),
+        &VerbsOptions::default(),
     );
     connect(&ranks);
 }

@@ -17,7 +17,7 @@ enum Stands {
     In(Arc<dyn Sequence>, u64),
 }
 
-/// State behind an [`GpuEvent`]. Any thread may query it.
+/// State behind a [`GpuEvent`]. Any thread may query it.
 pub trait EventState: Any + Send + Sync {
     /// Returns `true` if it has fired. Never blocks.
     ///

@@ -9,7 +9,7 @@
 //! Copies that are given to an engine together are in [`pieces`].
 //!
 //! A [`Driver`] lists [`Gpu`]s and classifies addresses. A [`Gpu`] allocates, copies, and exports
-//! its memory as a [`Handle`]. A [`Stream`] orders work. An [`GpuEvent`] tells that work has ended.
+//! its memory as a [`Handle`]. A [`Stream`] orders work. A [`GpuEvent`] tells that work has ended.
 
 mod access;
 pub mod copier;
@@ -99,7 +99,7 @@ pub enum Flavour {
 /// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is
 /// of the region's kind. That of a new allocation belongs to its region alone.
 ///
-/// An [`GpuEvent`] that a copy returns fires, or fails, only when neither end is read or written any
+/// A [`GpuEvent`] that a copy returns fires, or fails, only when neither end is read or written any
 /// more. A copy that is refused is not in flight. Its answers about an address are true, as for
 /// [`Driver`].
 ///

@@ -150,7 +150,7 @@ pub struct ShmAddress {
 /// First bytes of an encoded address; the name follows.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct AddressHead {
+struct ShmAddressHead {
     boot: [u8; 16],
     namespace: U64,
 }
@@ -173,7 +173,7 @@ impl ShmAddress {
 
     /// Returns the form that travels.
     pub fn encode(&self) -> AddressBlob {
-        let head = AddressHead {
+        let head = ShmAddressHead {
             boot: self.namespace.boot,
             namespace: self.namespace.net_namespace.into(),
         };
@@ -182,7 +182,8 @@ impl ShmAddress {
 
     /// Reads an address; `None` when the bytes cannot be one.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
-        let (AddressHead { boot, namespace }, name) = AddressHead::ref_from_prefix(&blob.0).ok()?;
+        let (ShmAddressHead { boot, namespace }, name) =
+            ShmAddressHead::ref_from_prefix(&blob.0).ok()?;
         // 107: the room in the kernel's socket addresses.
         if name.is_empty() || name.len() > 107 {
             return None;

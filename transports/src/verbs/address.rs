@@ -25,7 +25,7 @@ pub enum Fabric {
 
 /// Address of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Address {
+pub struct RdmaAddress {
     /// Unique name of the device.
     pub key: DeviceKey,
     /// Network of its port.
@@ -86,7 +86,7 @@ pub fn ip_of(gid: [u8; 16]) -> IpAddr {
 /// First bytes of an encoded address; those of its IP addresses follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Head {
+struct RdmaAddressHead {
     magic: [u8; 4],
     key: [u8; 16],
     fabric: u8,
@@ -95,7 +95,7 @@ struct Head {
     port: U16,
 }
 
-impl Address {
+impl RdmaAddress {
     /// Encodes the address for peers.
     pub fn encode(&self) -> AddressBlob {
         let fabric = match self.fabric {
@@ -104,14 +104,14 @@ impl Address {
             Fabric::Simulated => 3,
         };
         let (key, boot, gid, port) = (self.key.0, self.boot, self.gid, self.tcp_port.into());
-        let head = Head { magic: MAGIC, key, fabric, boot, gid, port };
+        let head = RdmaAddressHead { magic: MAGIC, key, fabric, boot, gid, port };
         let hosts: Vec<_> = self.hosts.iter().take(MOST).map(|host| octets(host.ip)).collect();
         AddressBlob([head.as_bytes(), hosts.as_flattened()].concat())
     }
 
     /// Decodes an address. Returns `None` if it is malformed.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
-        let (head, rest) = Head::ref_from_prefix(&blob.0).ok()?;
+        let (head, rest) = RdmaAddressHead::ref_from_prefix(&blob.0).ok()?;
         let hosts = <[[u8; 16]]>::ref_from_bytes(rest).ok()?;
         if head.magic != MAGIC || hosts.is_empty() || hosts.len() > MOST {
             return None;
@@ -170,8 +170,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn address() -> Address {
-        Address {
+    fn address() -> RdmaAddress {
+        RdmaAddress {
             key: DeviceKey([7; 16]),
             fabric: Fabric::Ethernet,
             boot: [1; 16],
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn an_address_comes_back_as_it_was() {
-        assert_eq!(Address::decode(&address().encode()), Some(address()));
+        assert_eq!(RdmaAddress::decode(&address().encode()), Some(address()));
         assert_ne!(DeviceKey::fresh().unwrap(), DeviceKey::fresh().unwrap());
     }
 
@@ -194,18 +194,21 @@ mod tests {
     fn what_cannot_reach_each_other_says_why() {
         let here = address();
         assert!(matches!(here.reach(&address()), Reach::Yes(_)));
-        let told = |other: Address| match here.reach(&other) {
+        let told = |other: RdmaAddress| match here.reach(&other) {
             Reach::No(why) => why,
             Reach::Yes(_) => panic!("reached"),
         };
         let by_ipv6 =
-            Address { gid: "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), ..address() };
+            RdmaAddress { gid: "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), ..address() };
         assert!(told(by_ipv6).starts_with("GID mismatch"));
-        assert!(told(Address { fabric: Fabric::InfiniBand, ..address() }).contains("InfiniBand"));
+        assert!(
+            told(RdmaAddress { fabric: Fabric::InfiniBand, ..address() }).contains("InfiniBand")
+        );
         let subnet =
-            |number| Address { fabric: Fabric::InfiniBand, gid: [number; 16], ..address() };
+            |number| RdmaAddress { fabric: Fabric::InfiniBand, gid: [number; 16], ..address() };
         assert!(matches!(subnet(1).reach(&subnet(2)), Reach::No(_)));
-        let simulated = |boot| Address { fabric: Fabric::Simulated, boot: [boot; 16], ..address() };
+        let simulated =
+            |boot| RdmaAddress { fabric: Fabric::Simulated, boot: [boot; 16], ..address() };
         assert!(matches!(simulated(1).reach(&simulated(2)), Reach::No(_)));
         assert!(matches!(simulated(1).reach(&simulated(1)), Reach::Yes(_)));
     }
@@ -222,11 +225,11 @@ mod tests {
         fn whatever_was_published_is_an_address_or_nothing(
             bytes in proptest::collection::vec(any::<u8>(), 0..200)
         ) {
-            let _ = Address::decode(&AddressBlob(bytes.clone()));
+            let _ = RdmaAddress::decode(&AddressBlob(bytes.clone()));
             let mut like = address().encode().0;
             like.truncate(60);
             like.extend(bytes);
-            let _ = Address::decode(&AddressBlob(like));
+            let _ = RdmaAddress::decode(&AddressBlob(like));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Pending connections: each caller proves that it belongs to the job and introduces its end, or is
 //! refused.
 
-use super::channel::{Channel, Received};
-use super::device::{PENDING, Polling};
+use super::channel::{SetupChannel, SetupReceived};
+use super::device::{PENDING, RdmaPolling};
 use super::entries::Phase;
-use super::wire::{End, Message, greeting};
+use super::wire::{QueuePairEnd, SetupMessage, greeting};
 use crate::contract::PeerId;
 use crate::net::greeting::Caller;
 use crate::net::key::DeviceKey;
@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Callers without a queue pair so far.
 #[derive(Debug)]
 pub(super) struct Callers {
-    pending: Pending<Caller<Channel>>,
+    pending: Pending<Caller<SetupChannel>>,
     /// Proved callers whose older connection here has to end first.
     held: Vec<ProvedCaller>,
 }
@@ -25,11 +25,11 @@ pub(super) struct Callers {
 /// A caller that has proved that it belongs to the job.
 #[derive(Debug)]
 pub(super) struct ProvedCaller {
-    pub(super) channel: Channel,
+    pub(super) channel: SetupChannel,
     pub(super) from: PeerId,
     pub(super) device: DeviceKey,
     pub(super) session: Box<Session>,
-    pub(super) end: End,
+    pub(super) end: QueuePairEnd,
 }
 
 impl Callers {
@@ -54,15 +54,15 @@ impl Callers {
 
 /// Goes as far as the introduction of a caller's end, if that has come. `Err(None)`: it has gone.
 fn hear(
-    caller: &mut Caller<Channel>,
+    caller: &mut Caller<SetupChannel>,
     packet_size: usize,
     ranks: u32,
-) -> Result<Option<End>, Option<String>> {
+) -> Result<Option<QueuePairEnd>, Option<String>> {
     let Some((channel, session)) = caller.prove()? else { return Ok(None) };
     let rank = session.peer.rank.get();
     match channel.receive() {
-        Received::Nothing => Ok(None),
-        Received::Message(Message::Hello { seal, end }) => {
+        SetupReceived::Nothing => Ok(None),
+        SetupReceived::Message(SetupMessage::Hello { seal, end }) => {
             let why = if !end.is_sealed(session, &seal) {
                 "its hello was changed on the way".to_owned()
             } else if rank >= ranks {
@@ -74,13 +74,13 @@ fn hear(
             };
             Err(Some(why))
         }
-        Received::Message(Message::Bye) | Received::Closed(_) => Err(None),
-        Received::Message(other) => Err(Some(format!("it began with {other:?}"))),
-        Received::Wrong(why) => Err(Some(why)),
+        SetupReceived::Message(SetupMessage::Bye) | SetupReceived::Closed(_) => Err(None),
+        SetupReceived::Message(other) => Err(Some(format!("it began with {other:?}"))),
+        SetupReceived::Wrong(why) => Err(Some(why)),
     }
 }
 
-impl Polling {
+impl RdmaPolling {
     /// Accepts the callers, which then prove themselves.
     pub(super) fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
@@ -104,7 +104,7 @@ impl Polling {
         let now = Instant::now();
         self.callers.pending.expire(now);
         for stream in calls {
-            let Ok(channel) = Channel::over(stream) else { continue };
+            let Ok(channel) = SetupChannel::over(stream) else { continue };
             let identity = &self.shared.identity;
             let Ok(greeting) = greeting(Role::Listener, identity, self.key) else { continue };
             while let Some(oldest) = self.callers.pending.crowded() {
@@ -178,7 +178,7 @@ impl Polling {
             }
             _ if key < caller.device => {
                 let ProvedCaller { mut channel, .. } = caller;
-                if channel.send(&Message::Crossed).is_ok() {
+                if channel.send(&SetupMessage::Crossed).is_ok() {
                     entry.spare = Some(channel);
                 }
             }
@@ -187,8 +187,8 @@ impl Polling {
     }
 
     /// Refuses a caller, and sends it the reason.
-    pub(super) fn refuse(&mut self, mut channel: Channel, why: String) {
+    pub(super) fn refuse(&mut self, mut channel: SetupChannel, why: String) {
         self.callers.pending.refused(&channel.peer_name(), &why, Instant::now());
-        let _ = channel.send(&Message::Refusal(why));
+        let _ = channel.send(&SetupMessage::Refusal(why));
     }
 }

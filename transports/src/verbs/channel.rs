@@ -1,7 +1,7 @@
 //! The TCP connection that carries the messages of [`wire`](super::wire), and stays open: its
 //! hang-up is the peer's end.
 
-use super::wire::{MAX_MESSAGE, Message};
+use super::wire::{MAX_MESSAGE, SetupMessage};
 use crate::net::greeting::{Carrier, Fault};
 use crate::net::streams::{Limits, TcpChannel};
 use std::io::{self, ErrorKind};
@@ -16,22 +16,22 @@ const LIMITS: Limits =
 
 /// One end of it. None of its calls waits.
 #[derive(Debug)]
-pub struct Channel(TcpChannel);
+pub struct SetupChannel(TcpChannel);
 
 /// Result of a receive.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum SetupReceived {
     /// Nothing so far.
     Nothing,
     /// A message.
-    Message(Message),
+    Message(SetupMessage),
     /// The other side has hung up; or could not be reached, for this reason.
     Closed(String),
     /// Bytes that no honest peer sends.
     Wrong(String),
 }
 
-impl Channel {
+impl SetupChannel {
     /// Begins to dial. [`receive`](Self::receive) tells of a listener that is not there.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Channel {
     ///
     /// # Errors
     /// The other side does not read, or is gone.
-    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+    pub fn send(&mut self, message: &SetupMessage) -> io::Result<()> {
         self.0.say(&message.encode()).map_err(|fault| match fault {
             Fault::Short(error) => error.into(),
             Fault::Gone(why) | Fault::Wrong(why) => io::Error::new(ErrorKind::BrokenPipe, why),
@@ -60,14 +60,13 @@ impl Channel {
     }
 
     /// Takes in the next message, if it is there.
-    pub fn receive(&mut self) -> Received {
+    pub fn receive(&mut self) -> SetupReceived {
         match self.0.hear(MAX_MESSAGE) {
-            Ok(None) | Err(Fault::Short(_)) => Received::Nothing,
-            Ok(Some(bytes)) => {
-                Message::decode(&bytes).map_or_else(Received::Wrong, Received::Message)
-            }
-            Err(Fault::Gone(why)) => Received::Closed(why),
-            Err(Fault::Wrong(why)) => Received::Wrong(why),
+            Ok(None) | Err(Fault::Short(_)) => SetupReceived::Nothing,
+            Ok(Some(bytes)) => SetupMessage::decode(&bytes)
+                .map_or_else(SetupReceived::Wrong, SetupReceived::Message),
+            Err(Fault::Gone(why)) => SetupReceived::Closed(why),
+            Err(Fault::Wrong(why)) => SetupReceived::Wrong(why),
         }
     }
 
@@ -77,7 +76,7 @@ impl Channel {
     }
 }
 
-impl Carrier for Channel {
+impl Carrier for SetupChannel {
     fn say(&mut self, message: &[u8]) -> Result<(), Fault> {
         self.0.say(message)
     }
@@ -87,7 +86,7 @@ impl Carrier for Channel {
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for SetupChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -7,7 +7,7 @@
 
 use super::memory::addresses;
 use super::rails::Rail;
-use super::sys::{Access, MemoryRegion};
+use super::sys::{AccessFlags, MemoryRegion};
 use super::transfers::{PlaceKey, kind_of};
 use crate::contract::{ExposedChunks, RemotePlace};
 use crate::mem::Buffer;
@@ -17,7 +17,7 @@ use crate::mem::Buffer;
 #[derive(Debug)]
 pub(super) struct ShownChunks {
     // Before the memory that they are about.
-    shown: Vec<Shown>,
+    shown: Vec<RegisteredChunk>,
     /// NICs that chunks are spread over, the first in front, and the index of the next.
     rails: Vec<Rail>,
     turn: usize,
@@ -28,7 +28,7 @@ pub(super) struct ShownChunks {
 }
 
 #[derive(Debug)]
-struct Shown {
+struct RegisteredChunk {
     /// Offset of the chunk in the buffer.
     at: usize,
     rail: u8,
@@ -76,7 +76,8 @@ impl ExposedChunks for ShownChunks {
         if len == 0 || at.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(format!("a chunk of {len} bytes at {at} is no part of {} bytes", self.len));
         }
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let access =
+            AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
         let (base, kind) = (self.base, self.buffer.kind());
         let rail = self.next().ok_or("there is no NIC for it")?;
         let start = std::ptr::with_exposed_provenance_mut(base + at);
@@ -85,7 +86,7 @@ impl ExposedChunks for ShownChunks {
         let memory = unsafe { rail.shared.registrations.register((start, len), kind, access) }?;
         let key = PlaceKey::of_chunk(memory.rkey(), rail.number);
         let place = RemotePlace { addr: memory.addr() as u64, key: key.encode() };
-        let shown = Shown { at, rail: rail.number, _memory: memory };
+        let shown = RegisteredChunk { at, rail: rail.number, _memory: memory };
         self.shown.push(shown);
         Ok(place)
     }

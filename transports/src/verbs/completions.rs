@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
-use super::device::Polling;
+use super::device::RdmaPolling;
 use super::entries::Phase;
 use super::receives::Taken;
 use super::sending::BYE;
@@ -14,11 +14,11 @@ use super::sys::bindings::{
     IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
     IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
 };
-use super::together::{Opened, TOGETHER};
+use super::together::{OpenedAggregate, TOGETHER};
 use super::wr_id::WrId;
 use crate::contract::{Batch, DownCause, Event, Payload, SmallArrival};
 
-impl Polling {
+impl RdmaPolling {
     /// Handles the completion at an index of `space`.
     #[inline(always)]
     pub(super) fn complete_at(&mut self, at: usize, batch: &mut Batch) {
@@ -101,7 +101,7 @@ impl Polling {
                 );
                 return self.end(index, DownCause::Protocol(why));
             }
-            self.opened = Some(Opened::new(index, from, payload));
+            self.opened = Some(OpenedAggregate::new(index, from, payload));
             return self.take_out(batch);
         }
         match taken {

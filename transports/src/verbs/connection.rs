@@ -2,12 +2,12 @@
 //! that sends through it.
 
 use super::bounces::Bounces;
-use super::memory::Words;
-use super::sending::{Sending, Unsent};
+use super::memory::CreditWords;
+use super::sending::{SendingHalf, Unsent};
 use super::signs::Signs;
 use super::sys::QueuePair;
 use super::transfers::{Direction, Finished, Registrations};
-use super::wire::End;
+use super::wire::QueuePairEnd;
 use crate::contract::{
     BufferChunk, Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError,
     WordChange,
@@ -39,8 +39,8 @@ pub(super) struct Connection {
     /// Sequence number of the last request that is known to be complete; written by the poller.
     completed: CachePadded<AtomicU32>,
     // Before the words: a request may read them.
-    sending: BiasedLock<Sending>,
-    words: Words,
+    sending: BiasedLock<SendingHalf>,
+    words: CreditWords,
     bounces: Arc<Bounces>,
 }
 
@@ -49,7 +49,7 @@ impl Connection {
         index: u32,
         (peer, device): (PeerId, DeviceKey),
         (queue, depth): (Arc<QueuePair>, u32),
-        words: Words,
+        words: CreditWords,
         (bounces, signs): (Arc<Bounces>, Arc<Signs>),
     ) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Connection {
             signs,
             packet_size: bounces.payload(),
             completed: CachePadded::new(AtomicU32::new(0)),
-            sending: BiasedLock::new(Sending::new(queue, depth, index)),
+            sending: BiasedLock::new(SendingHalf::new(queue, depth, index)),
             words,
             bounces,
         }
@@ -110,7 +110,7 @@ impl Connection {
     }
 
     /// Stores the peer's end.
-    pub(super) fn open(&self, end: &End) {
+    pub(super) fn open(&self, end: &QueuePairEnd) {
         self.sending.lock().open(end);
     }
 
@@ -189,7 +189,7 @@ impl Connection {
 
     fn begin(
         &self,
-        begin: impl FnOnce(&mut Sending, u32) -> Result<(), Unsent>,
+        begin: impl FnOnce(&mut SendingHalf, u32) -> Result<(), Unsent>,
     ) -> Result<Submit, SubmitError> {
         if !self.is_up() {
             return self.not_up();

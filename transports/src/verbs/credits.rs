@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::device::Polling;
+use super::device::RdmaPolling;
 use super::entries::Phase;
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 
@@ -10,7 +10,7 @@ use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 /// peer that computes, and short for a user who waits.
 const ASK_EVERY: u64 = 1_000_000 * TICKS_PER_MICROSECOND;
 
-impl Polling {
+impl RdmaPolling {
     /// Counts a message of a connection that was taken in, and whose receive is available again.
     pub(super) fn credit(&mut self, index: u32) {
         if let Some(entry) = self.entries.get(index) {

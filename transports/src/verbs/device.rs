@@ -1,10 +1,10 @@
 //! The completion queue of a device, and its upkeep: calls, ends of connections, and the NIC's
 //! events.
 
-use super::address::{Address, Fabric, Host, THIS_MACHINE, ip_of};
+use super::address::{Fabric, Host, RdmaAddress, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
 use super::callers::Callers;
-use super::domain::Shared;
+use super::domain::DomainShared;
 use super::entries::Entries;
 use super::link::RdmaLink;
 use super::partings::Partings;
@@ -13,7 +13,7 @@ use super::receives::Receives;
 use super::signs::Signs;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
-use super::together::Opened;
+use super::together::OpenedAggregate;
 use super::transfers;
 use crate::clock::ticks;
 use crate::contract::{
@@ -55,12 +55,12 @@ const LINGER: Duration = Duration::from_secs(10);
 
 /// See the [module](self).
 pub(super) struct RdmaDevice {
-    address: Address,
+    address: RdmaAddress,
     me: Weak<Self>,
-    shared: Arc<Shared>,
+    shared: Arc<DomainShared>,
     epoll: OwnedFd,
     completions: Arc<CompletionChannel>,
-    polling: BiasedLock<Polling>,
+    polling: BiasedLock<RdmaPolling>,
     /// This rank's further NICs.
     pub(super) rails: Rails,
     /// Set if the next poll has upkeep to do.
@@ -71,8 +71,8 @@ pub(super) struct RdmaDevice {
 }
 
 /// State that only the poller touches.
-pub(super) struct Polling {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct RdmaPolling {
+    pub(super) shared: Arc<DomainShared>,
     pub(super) key: DeviceKey,
     pub(super) entries: Entries,
     pub(super) callers: Callers,
@@ -99,7 +99,7 @@ pub(super) struct Polling {
     /// Connections with ended operations on memory that are not reported yet.
     pub(super) ending: Vec<u32>,
     /// Messages of one request that are not all reported yet.
-    pub(super) opened: Option<Opened>,
+    pub(super) opened: Option<OpenedAggregate>,
     /// Completions for which the batch had no room, or that were polled before sleeping, or for
     /// the cause of a queue pair's failure.
     pub(super) stash: VecDeque<ibv_wc>,
@@ -115,7 +115,7 @@ pub(super) struct Polling {
 
 impl RdmaDevice {
     pub(super) fn open(
-        shared: Arc<Shared>,
+        shared: Arc<DomainShared>,
         packets: Arc<dyn PacketSource>,
         rails: Vec<Arc<Self>>,
     ) -> Result<Arc<Self>, Unavailable> {
@@ -161,7 +161,7 @@ impl RdmaDevice {
             ));
         }
         let (fabric, gid) = (port.fabric, port.gid);
-        let address = Address { key, fabric, boot: shared.boot, gid, tcp_port, hosts };
+        let address = RdmaAddress { key, fabric, boot: shared.boot, gid, tcp_port, hosts };
         let set = epoll::create(CreateFlags::CLOEXEC).map_err(|error| system(error.into()))?;
         let watched = [
             (listener.as_fd(), LISTENER),
@@ -177,7 +177,7 @@ impl RdmaDevice {
             epoll::add(&set, rail.epoll.as_fd(), EventData::new_u64(RAIL), EventFlags::IN)
                 .map_err(|error| system(error.into()))?;
         }
-        let polling = Polling {
+        let polling = RdmaPolling {
             key,
             entries: Entries::default(),
             callers: Callers::of(shared.identity.ranks),
@@ -232,14 +232,14 @@ impl RdmaDevice {
     /// Runs the periodic upkeep. Not inlined: the instruction count of a message excludes it.
     #[cold]
     #[inline(never)]
-    fn look_by_the_clock(&self, polling: &mut Polling, batch: &mut Batch) {
+    fn look_by_the_clock(&self, polling: &mut RdmaPolling, batch: &mut Batch) {
         self.look_after(polling);
         polling.tell(batch);
     }
 
     /// Handles the ready descriptors of the epoll set, and the requests of other threads.
     #[cold]
-    fn look_after(&self, polling: &mut Polling) {
+    fn look_after(&self, polling: &mut RdmaPolling) {
         if polling.closed {
             return;
         }
@@ -271,14 +271,14 @@ impl RdmaDevice {
     }
 
     /// Polls this rank's further NICs, and again at the next poll if chunks are in flight there.
-    fn poll_rails(&self, polling: &mut Polling) {
+    fn poll_rails(&self, polling: &mut RdmaPolling) {
         self.rails.poll(polling);
         if self.rails.are_busy() {
             self.look_at_rails();
         }
     }
 
-    pub(super) fn address_of(&self) -> &Address {
+    pub(super) fn address_of(&self) -> &RdmaAddress {
         &self.address
     }
 
@@ -315,7 +315,7 @@ fn is_completion(event: &Event) -> bool {
 }
 
 /// Returns the address to listen at.
-fn at(shared: &Shared) -> Option<SocketAddr> {
+fn at(shared: &DomainShared) -> Option<SocketAddr> {
     let ip = match shared.port.fabric {
         Fabric::Simulated => THIS_MACHINE,
         Fabric::Ethernet if shared.is_routed => ip_of(shared.port.gid),
@@ -325,11 +325,11 @@ fn at(shared: &Shared) -> Option<SocketAddr> {
 }
 
 /// Returns the addresses that are published.
-fn hosts(shared: &Shared) -> Vec<Host> {
+fn hosts(shared: &DomainShared) -> Vec<Host> {
     at(shared).map_or_else(Host::of_this_machine, |address| vec![Host::of(address.ip())])
 }
 
-impl Polling {
+impl RdmaPolling {
     /// Watches a descriptor: edge-triggered, since its input is always read to the end.
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> rustix::io::Result<()> {
         let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;

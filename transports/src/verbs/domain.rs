@@ -3,9 +3,9 @@
 use super::address::{Fabric, Host, ip_of};
 use super::choice;
 use super::device::RdmaDevice;
-use super::options::Options;
+use super::options::VerbsOptions;
 use super::port::{Wish, choose_gid};
-use super::queue_pairs::Port;
+use super::queue_pairs::RdmaPort;
 use super::sys::bindings::{
     IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr,
 };
@@ -27,13 +27,13 @@ const REMEMBERED: usize = 1024;
 
 /// Events of the NIC.
 #[derive(Debug)]
-struct Told<T> {
+struct RecentEvents<T> {
     last: VecDeque<T>,
     /// Number of events before these.
     forgotten: usize,
 }
 
-impl<T: Clone> Told<T> {
+impl<T: Clone> RecentEvents<T> {
     const fn new() -> Self {
         Self { last: VecDeque::new(), forgotten: 0 }
     }
@@ -58,36 +58,36 @@ const RAIL_RECEIVES: u32 = 8;
 const RAIL_PACKETS: usize = 16;
 
 /// State that the devices of a domain share.
-pub(super) struct Shared {
+pub(super) struct DomainShared {
     pub(super) name: &'static str,
     pub(super) context: Arc<Context>,
     pub(super) protection: Arc<ProtectionDomain>,
     pub(super) thread_domains: ThreadDomains,
     pub(super) registrations: Registrations,
-    pub(super) port: Port,
-    pub(super) options: Options,
+    pub(super) port: RdmaPort,
+    pub(super) options: VerbsOptions,
     pub(super) identity: Identity,
     /// Id of the kernel's boot.
     pub(super) boot: [u8; 16],
     /// Set if the GID is an IP address at which this machine can be called.
     pub(super) is_routed: bool,
     pub(super) shortage: Shortage,
-    told: Mutex<Told<AsyncEvent>>,
+    events: Mutex<RecentEvents<AsyncEvent>>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for DomainShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.port.number, self.context.name())
     }
 }
 
-impl Shared {
+impl DomainShared {
     /// Reads the NIC's new events.
     pub(super) fn hear(&self) {
         loop {
             match self.context.async_event() {
                 Ok(Some(event)) => {
-                    self.told.lock().add(event);
+                    self.events.lock().add(event);
                 }
                 Ok(None) => return,
                 Err(error) => return tracing::warn!(%error, "the NIC's events cannot be read"),
@@ -127,15 +127,15 @@ impl Shared {
 
     /// Returns the NIC's events after the first `known`, and sets `known` to the number of all.
     pub(super) fn told_since(&self, known: &mut usize) -> Vec<AsyncEvent> {
-        self.told.lock().since(known)
+        self.events.lock().since(known)
     }
 }
 
 /// See the [module](self).
 pub(super) struct RdmaDomain {
-    shared: Arc<Shared>,
+    shared: Arc<DomainShared>,
     /// Further ports for large messages.
-    rails: Vec<Arc<Shared>>,
+    rails: Vec<Arc<DomainShared>>,
     caps: Caps,
 }
 
@@ -145,7 +145,7 @@ impl RdmaDomain {
     pub(super) fn open(
         source: (&Arc<Verbs>, &'static str, bool),
         devices: &[String],
-        options: Options,
+        options: VerbsOptions,
         identity: Identity,
     ) -> Result<Self, Unavailable> {
         let unavailable = |why: String| Unavailable::new(source.1, why);
@@ -156,16 +156,17 @@ impl RdmaDomain {
         };
         let mut wishes = wishes.into_iter().take(options.rails.into());
         let first = wishes.next().ok_or_else(|| unavailable("no device is named".into()))?;
-        let shared = Shared::open(source, &first, options.clone(), identity.clone())?;
-        let further = Options { receives: RAIL_RECEIVES, ..options.clone() };
-        let rail = |wish: Wish| match Shared::open(source, &wish, further.clone(), identity.clone())
-        {
-            Ok(shared) => Some(Arc::new(shared)),
-            Err(why) => {
-                tracing::warn!(device = wish.device, %why, "one NIC less for large messages");
-                None
-            }
-        };
+        let shared = DomainShared::open(source, &first, options.clone(), identity.clone())?;
+        let further = VerbsOptions { receives: RAIL_RECEIVES, ..options.clone() };
+        let rail =
+            |wish: Wish| match DomainShared::open(source, &wish, further.clone(), identity.clone())
+            {
+                Ok(shared) => Some(Arc::new(shared)),
+                Err(why) => {
+                    tracing::warn!(device = wish.device, %why, "one NIC less for large messages");
+                    None
+                }
+            };
         let rails = wishes.filter_map(rail).collect();
         let caps = Caps {
             am_inline: SmallBytes::MAX,
@@ -182,12 +183,12 @@ impl RdmaDomain {
     }
 }
 
-impl Shared {
+impl DomainShared {
     /// Opens a port.
     fn open(
         (verbs, name, is_simulated): (&Arc<Verbs>, &'static str, bool),
         wish: &Wish,
-        options: Options,
+        options: VerbsOptions,
         identity: Identity,
     ) -> Result<Self, Unavailable> {
         let unavailable = |why: String| Unavailable::new(name, why);
@@ -196,8 +197,9 @@ impl Shared {
         let vendor = context.device_attr().map_err(failed)?.vendor_id;
         options.check_for(&wish.device, vendor).map_err(unavailable)?;
         let (port, kind) = port(&context, wish, &options).map_err(unavailable)?;
-        let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
-        let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
+        let options =
+            VerbsOptions { send_depth: options.send_depth.min(port.most_requests), ..options };
+        let port = if is_simulated { RdmaPort { fabric: Fabric::Simulated, ..port } } else { port };
         let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
         let (wishes, why_not) =
             Wishes::of(&options, &context.extended_attr().map_err(failed)?.odp_caps);
@@ -218,13 +220,17 @@ impl Shared {
             boot: crate::net::boot_id().map_err(unavailable)?,
             is_routed,
             shortage: Shortage::default(),
-            told: Mutex::new(Told::new()),
+            events: Mutex::new(RecentEvents::new()),
         })
     }
 }
 
 /// Returns the port that is asked for, or the first active one, with its GID.
-fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port, GidKind), String> {
+fn port(
+    context: &Arc<Context>,
+    wish: &Wish,
+    options: &VerbsOptions,
+) -> Result<(RdmaPort, GidKind), String> {
     let told = |error: VerbsError| error.to_string();
     let attr = context.device_attr().map_err(told)?;
     let most = attr.phys_port_cnt;
@@ -252,7 +258,7 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
             .map_err(|why| format!("port {number} of {}: {why}", context.name()))?;
         let byte = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
         let count = |value: i32| u32::try_from(value.max(0)).unwrap_or(0);
-        let port = Port {
+        let port = RdmaPort {
             number,
             fabric: if is_ethernet { Fabric::Ethernet } else { Fabric::InfiniBand },
             lid: facts.lid,
@@ -351,7 +357,7 @@ mod tests {
 
     #[test]
     fn each_event_is_told_once_and_of_too_many_the_last() {
-        let (mut told, mut early, mut late) = (Told::new(), 0, 0);
+        let (mut told, mut early, mut late) = (RecentEvents::new(), 0, 0);
         told.add(0);
         assert_eq!((told.since(&mut early), told.since(&mut early)), (vec![0], vec![]));
         (1..5).for_each(|event| told.add(event));

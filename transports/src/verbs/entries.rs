@@ -1,8 +1,8 @@
 //! The connections of a device, found by number, by the peer's device, and by queue pair.
 
-use super::channel::Channel;
+use super::channel::SetupChannel;
 use super::connection::Connection;
-use super::wire::End;
+use super::wire::QueuePairEnd;
 use crate::contract::PeerId;
 use crate::net::greeting::Greeting;
 use crate::net::key::DeviceKey;
@@ -44,13 +44,13 @@ impl Phase {
 
 /// A connection, with the poller's own state of it.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct ConnectionEntry {
     pub(super) connection: Arc<Connection>,
     pub(super) phase: Phase,
     /// Channel to the peer. Its hang-up is the peer's end.
-    pub(super) channel: Option<Channel>,
+    pub(super) channel: Option<SetupChannel>,
     /// The peer's own call, which does not count. Kept open, since the peer watches it.
-    pub(super) spare: Option<Channel>,
+    pub(super) spare: Option<SetupChannel>,
     /// Other addresses to call.
     pub(super) hosts: Vec<SocketAddr>,
     /// Address that was called, and the calls repeated after a hang-up without a word.
@@ -60,7 +60,7 @@ pub(super) struct Entry {
     pub(super) greeting: Option<Box<Greeting>>,
     /// Result of that greeting.
     pub(super) session: Option<Box<Session>>,
-    pub(super) mine: End,
+    pub(super) mine: QueuePairEnd,
     pub(super) queue_pair: u32,
     /// Queue pair of the peer, once that is known.
     pub(super) peers_queue_pair: Option<u32>,
@@ -80,7 +80,7 @@ pub(super) struct Entry {
     pub(super) owes: bool,
 }
 
-impl Entry {
+impl ConnectionEntry {
     /// Counts a message taken in. When a quarter of the peer's window is used up, the connection
     /// joins the list of those that owe credits.
     #[inline(always)]
@@ -96,7 +96,7 @@ impl Entry {
 /// All connections of a device.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
-    all: Vec<Option<Entry>>,
+    all: Vec<Option<ConnectionEntry>>,
     /// The rank is part of the key, so that a rank cannot pass another's device off as its own.
     by_device: HashMap<(PeerId, DeviceKey), u32>,
     by_queue_pair: HashMap<u32, u32>,
@@ -112,7 +112,7 @@ impl Entries {
     }
 
     /// Inserts an entry at its number.
-    pub(super) fn insert(&mut self, entry: Entry) {
+    pub(super) fn insert(&mut self, entry: ConnectionEntry) {
         let index = entry.connection.index;
         let at = index as usize;
         if at >= self.all.len() {
@@ -124,7 +124,7 @@ impl Entries {
         self.all[at] = Some(entry);
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> Option<Entry> {
+    pub(super) fn remove(&mut self, index: u32) -> Option<ConnectionEntry> {
         let entry = self.all.get_mut(index as usize)?.take()?;
         let identity = entry.connection.identity();
         if self.by_device.get(&identity) == Some(&index) {
@@ -136,19 +136,22 @@ impl Entries {
     }
 
     #[inline(always)]
-    pub(super) fn get(&mut self, index: u32) -> Option<&mut Entry> {
+    pub(super) fn get(&mut self, index: u32) -> Option<&mut ConnectionEntry> {
         self.all.get_mut(index as usize)?.as_mut()
     }
 
     /// Returns the newest connection to a rank's device.
-    pub(super) fn of_device(&mut self, identity: (PeerId, DeviceKey)) -> Option<&mut Entry> {
+    pub(super) fn of_device(
+        &mut self,
+        identity: (PeerId, DeviceKey),
+    ) -> Option<&mut ConnectionEntry> {
         let index = *self.by_device.get(&identity)?;
         self.get(index)
     }
 
     /// Returns the connection of a queue pair.
     #[inline(always)]
-    pub(super) fn of_queue_pair(&mut self, number: u32) -> Option<&mut Entry> {
+    pub(super) fn of_queue_pair(&mut self, number: u32) -> Option<&mut ConnectionEntry> {
         if self.last.0 != number {
             self.last = (number, *self.by_queue_pair.get(&number)?);
         }

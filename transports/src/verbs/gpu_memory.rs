@@ -7,7 +7,7 @@
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
-use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use super::sys::{AccessFlags, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::gpu::{DmaBuf, Flavour, Gpu, GpuError, RemoteWrites};
 use crate::mem::{GpuUuid, MemKind, Region};
 use parking_lot::{Mutex, MutexGuard};
@@ -30,14 +30,14 @@ impl From<MemoryRegion> for Registered {
     }
 }
 
-/// Way to register memory of a GPU.
+/// Method to register memory of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum RegistrationMethod {
     DmaBuf,
     Address,
 }
 
-impl Way {
+impl RegistrationMethod {
     const ALL: [Self; 2] = [Self::DmaBuf, Self::Address];
 
     fn name(self) -> &'static str {
@@ -48,7 +48,7 @@ impl Way {
     }
 }
 
-/// Experience with one way.
+/// Experience with one method.
 #[derive(Clone, Default, Debug)]
 enum Verdict {
     #[default]
@@ -58,7 +58,7 @@ enum Verdict {
 }
 
 /// Reason why one registration failed.
-struct Refusal {
+struct RegistrationRefusal {
     why: String,
     /// Set if it may work another time, or with other memory.
     is_passing: bool,
@@ -68,7 +68,7 @@ struct Refusal {
 #[derive(Debug)]
 pub(super) struct GpuMemory {
     domain: Arc<ProtectionDomain>,
-    verdicts: Mutex<HashMap<GpuUuid, [Verdict; Way::ALL.len()]>>,
+    verdicts: Mutex<HashMap<GpuUuid, [Verdict; RegistrationMethod::ALL.len()]>>,
 }
 
 impl GpuMemory {
@@ -89,28 +89,28 @@ impl GpuMemory {
         &self,
         region: &Region,
         (addr, len): (usize, usize),
-        access: Access,
+        access: AccessFlags,
     ) -> Result<Registered, String> {
         let gpu = region.gpu().ok_or("no driver is known for it")?;
         check(&**gpu, region, (addr, len))?;
-        let flush = if access.contains(Access::LOCAL_WRITE) { flush_of(gpu)? } else { None };
+        let flush = if access.contains(AccessFlags::LOCAL_WRITE) { flush_of(gpu)? } else { None };
         let uuid = gpu.info().uuid;
         let mut refusals = Vec::new();
-        for way in Way::ALL {
-            if let Verdict::Refused(why) = self.verdict(uuid, way) {
-                refusals.push(format!("{}: {why}", way.name()));
+        for method in RegistrationMethod::ALL {
+            if let Verdict::Refused(why) = self.verdict(uuid, method) {
+                refusals.push(format!("{}: {why}", method.name()));
                 continue;
             }
             // SAFETY: passed on.
-            match unsafe { self.try_way(way, &**gpu, (addr, len), access) } {
+            match unsafe { self.try_method(method, &**gpu, (addr, len), access) } {
                 Ok(memory) => {
-                    self.note(uuid, way, Verdict::Works);
+                    self.note(uuid, method, Verdict::Works);
                     return Ok(Registered { memory, flush });
                 }
-                Err(Refusal { why, is_passing }) => {
-                    refusals.push(format!("{}: {why}", way.name()));
+                Err(RegistrationRefusal { why, is_passing }) => {
+                    refusals.push(format!("{}: {why}", method.name()));
                     if !is_passing {
-                        self.note(uuid, way, Verdict::Refused(why));
+                        self.note(uuid, method, Verdict::Refused(why));
                     }
                 }
             }
@@ -124,34 +124,36 @@ impl GpuMemory {
     /// The reason why there is no access.
     pub(super) fn explain(&self, gpu: &dyn Gpu) -> Result<String, String> {
         let region = gpu.allocate(1, Flavour::Plain).map_err(|error| error.to_string())?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let access =
+            AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
         // SAFETY: the region exists until the registration is dropped below.
         let registered = unsafe { self.register(&region, (region.addr(), 1), access) }?;
         let flushed = if registered.flush.is_some() { "; what was written is flushed" } else { "" };
         drop(registered);
-        let known = Way::ALL.map(|way| (way, self.verdict(gpu.info().uuid, way)));
+        let known =
+            RegistrationMethod::ALL.map(|method| (method, self.verdict(gpu.info().uuid, method)));
         let used = known.iter().find(|(_, verdict)| matches!(verdict, Verdict::Works));
         let (used, _) = used.ok_or("what has just worked is not known")?;
-        let refused = known.iter().filter_map(|(way, verdict)| match verdict {
-            Verdict::Refused(why) => Some(format!(" (not {}: {why})", way.name())),
+        let refused = known.iter().filter_map(|(method, verdict)| match verdict {
+            Verdict::Refused(why) => Some(format!(" (not {}: {why})", method.name())),
             _ => None,
         });
         Ok(format!("{}{flushed}{}", used.name(), refused.collect::<String>()))
     }
 
-    /// Registers `len` bytes at `addr` of a GPU's memory by one way.
+    /// Registers `len` bytes at `addr` of a GPU's memory by one method.
     ///
     /// # Safety
     /// As [`register`](Self::register).
-    unsafe fn try_way(
+    unsafe fn try_method(
         &self,
-        way: Way,
+        method: RegistrationMethod,
         gpu: &dyn Gpu,
         (addr, len): (usize, usize),
-        access: Access,
-    ) -> Result<MemoryRegion, Refusal> {
-        match way {
-            Way::DmaBuf => {
+        access: AccessFlags,
+    ) -> Result<MemoryRegion, RegistrationRefusal> {
+        match method {
+            RegistrationMethod::DmaBuf => {
                 // Closed at once: the NIC's driver holds the memory by itself (gpu.md, dma-buf
                 // rule 2).
                 let DmaBuf { fd, offset } = gpu.export_dmabuf(addr, len)?;
@@ -160,26 +162,28 @@ impl GpuMemory {
                     self.domain.register_dmabuf(fd.as_fd(), offset, len, addr as u64, access)
                 }?)
             }
-            // SAFETY: passed on.
-            Way::Address => Ok(unsafe { self.domain.register(addr as *mut u8, len, access) }?),
+            RegistrationMethod::Address => {
+                // SAFETY: passed on.
+                Ok(unsafe { self.domain.register(addr as *mut u8, len, access) }?)
+            }
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<GpuUuid, [Verdict; Way::ALL.len()]>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<GpuUuid, [Verdict; RegistrationMethod::ALL.len()]>> {
         self.verdicts.lock()
     }
 
-    fn verdict(&self, gpu: GpuUuid, way: Way) -> Verdict {
-        self.all().get(&gpu).map_or(Verdict::Untried, |ways| ways[way as usize].clone())
+    fn verdict(&self, gpu: GpuUuid, method: RegistrationMethod) -> Verdict {
+        self.all().get(&gpu).map_or(Verdict::Untried, |verdicts| verdicts[method as usize].clone())
     }
 
-    fn note(&self, gpu: GpuUuid, way: Way, verdict: Verdict) {
+    fn note(&self, gpu: GpuUuid, method: RegistrationMethod, verdict: Verdict) {
         let mut all = self.all();
-        let known = &mut all.entry(gpu).or_default()[way as usize];
+        let known = &mut all.entry(gpu).or_default()[method as usize];
         if !matches!(known, Verdict::Works) {
             if let Verdict::Refused(why) = &verdict {
-                tracing::info!(%gpu, way = way.name(), why, "the NIC does not reach a GPU's memory \
-                    so");
+                tracing::info!(%gpu, way = method.name(), why, "the NIC does not reach a GPU's \
+                    memory so");
             }
             *known = verdict;
         }
@@ -216,14 +220,14 @@ fn flush_of(gpu: &Arc<dyn Gpu>) -> Result<Option<Arc<dyn Gpu>>, String> {
     }
 }
 
-impl From<GpuError> for Refusal {
+impl From<GpuError> for RegistrationRefusal {
     fn from(error: GpuError) -> Self {
         // Out of memory, or the system lacks descriptors.
         Self { is_passing: matches!(error.code, 2 | 304), why: error.to_string() }
     }
 }
 
-impl From<VerbsError> for Refusal {
+impl From<VerbsError> for RegistrationRefusal {
     fn from(error: VerbsError) -> Self {
         let passing = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::EINTR];
         Self { is_passing: passing.contains(&error.errno), why: error.to_string() }

@@ -3,7 +3,7 @@
 use super::chunks::ShownChunks;
 use super::connection::Connection;
 use super::device::RdmaDevice;
-use super::domain::Shared;
+use super::domain::DomainShared;
 use super::rails::{Rail, Ways};
 use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 pub(super) struct RdmaLink {
     pub(super) connection: Arc<Connection>,
     pub(super) device: Weak<RdmaDevice>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<DomainShared>,
     /// Ways over further NICs.
     pub(super) ways: Ways,
 }

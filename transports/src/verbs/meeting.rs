@@ -1,17 +1,17 @@
 //! Begin and end of connections: calls, answers, calls that cross, and orderly and other ends.
 
-use super::address::Address;
+use super::address::RdmaAddress;
 use super::callers::ProvedCaller;
-use super::channel::{Channel, Received};
+use super::channel::{SetupChannel, SetupReceived};
 use super::connection::Connection;
-use super::device::{CALL, Polling};
-use super::entries::{Entry, Phase};
-use super::memory::Words;
+use super::device::{CALL, RdmaPolling};
+use super::entries::{ConnectionEntry, Phase};
+use super::memory::CreditWords;
 use super::partings::{Lingering, Parting};
 use super::queue_pairs;
 use super::sys::VerbsError;
 use super::transfers;
-use super::wire::{End, Message, greeting};
+use super::wire::{QueuePairEnd, SetupMessage, greeting};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
 use crate::net::greeting::{Failure, Progress};
@@ -28,11 +28,11 @@ use std::sync::Arc;
 /// Repeated calls of a peer that hangs up before it has answered: it may have made room for others.
 const CALLS_AGAIN: u8 = 20;
 
-impl Polling {
+impl RdmaPolling {
     /// Returns a connection to a device. Calls the device if there is none.
     pub(super) fn call(
         &mut self,
-        to: &Address,
+        to: &RdmaAddress,
         peer: PeerId,
     ) -> Result<Arc<Connection>, SubmitError> {
         if let Some(why) = &self.broken {
@@ -105,7 +105,12 @@ impl Polling {
         Ok(index)
     }
 
-    fn make(&self, index: u32, peer: PeerId, device: DeviceKey) -> Result<Entry, VerbsError> {
+    fn make(
+        &self,
+        index: u32,
+        peer: PeerId,
+        device: DeviceKey,
+    ) -> Result<ConnectionEntry, VerbsError> {
         let shared = &self.shared;
         let Some(receives) = self.receives.queue() else {
             return Err(VerbsError::because(
@@ -114,7 +119,7 @@ impl Polling {
                 "the device is closed",
             ));
         };
-        let words = Words::new(&shared.protection)?;
+        let words = CreditWords::new(&shared.protection)?;
         let alone = shared.thread_domains.take(&shared.protection);
         let domain = alone.as_ref().unwrap_or(&shared.protection);
         let queue =
@@ -123,7 +128,7 @@ impl Polling {
         let window = u32::try_from(self.receives.depth() / 2).unwrap_or(u32::MAX).clamp(1, 128);
         let first_psn =
             u32::from_le_bytes([device.0[0], device.0[1], device.0[2], 0]) ^ (number & 0xff_ffff);
-        let mine = End {
+        let mine = QueuePairEnd {
             gid: port.gid,
             word_addr: words.addr(),
             word_key: words.remote_key(),
@@ -142,7 +147,7 @@ impl Polling {
             words,
             (self.bounces.clone(), self.signs.clone()),
         );
-        Ok(Entry {
+        Ok(ConnectionEntry {
             connection: Arc::new(connection),
             phase: Phase::Calling,
             channel: None,
@@ -196,7 +201,7 @@ impl Polling {
         let mut last =
             io::Error::new(io::ErrorKind::AddrNotAvailable, "it has published no address");
         while let Some(host) = self.next_host(index) {
-            let dialled = Channel::dial(host).and_then(|channel| {
+            let dialled = SetupChannel::dial(host).and_then(|channel| {
                 // It advances in `hear` alone, which heeds what comes of it: the epoll set reports
                 // a descriptor that is ready when it is added.
                 let greeting = greeting(Role::Dialer, &self.shared.identity, self.key)?;
@@ -227,7 +232,7 @@ impl Polling {
     }
 
     /// Brings the queue pair into the state in which it receives and sends.
-    fn join(&mut self, index: u32, theirs: &End) -> Result<(), String> {
+    fn join(&mut self, index: u32, theirs: &QueuePairEnd) -> Result<(), String> {
         let Some(entry) = self.entries.get(index) else { return Err("it is gone".into()) };
         let Some(queue) = entry.connection.queue() else { return Err("it is closed".into()) };
         let shared = &self.shared;
@@ -261,7 +266,7 @@ impl Polling {
             return self.end(index, DownCause::Lacking(why));
         }
         let Some(entry) = self.entries.get(index) else { return };
-        let said = channel.send(&Message::welcome(&session, entry.mine));
+        let said = channel.send(&SetupMessage::welcome(&session, entry.mine));
         (entry.greeting, entry.session) = (None, Some(session));
         let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let name = EventData::new_u64(CALL | u64::from(index));
@@ -289,14 +294,14 @@ impl Polling {
                 }
             }
             match channel.receive() {
-                Received::Nothing => return,
-                Received::Message(message) => {
+                SetupReceived::Nothing => return,
+                SetupReceived::Message(message) => {
                     if let Err(cause) = self.heed(index, message) {
                         return self.end(index, cause);
                     }
                 }
-                Received::Closed(why) => return self.hung_up(index, why),
-                Received::Wrong(why) => return self.end(index, DownCause::Protocol(why)),
+                SetupReceived::Closed(why) => return self.hung_up(index, why),
+                SetupReceived::Wrong(why) => return self.end(index, DownCause::Protocol(why)),
             }
         }
     }
@@ -309,7 +314,7 @@ impl Polling {
             let why = "it is another rank, or another device, than its address says";
             return Err(DownCause::Protocol(why.into()));
         }
-        let hello = Message::hello(&session, entry.mine);
+        let hello = SetupMessage::hello(&session, entry.mine);
         (entry.greeting, entry.session) = (None, Some(session));
         entry.phase = Phase::Introduced;
         // Where it has hung up meanwhile, that is heard next.
@@ -317,11 +322,11 @@ impl Polling {
         Ok(())
     }
 
-    fn heed(&mut self, index: u32, message: Message) -> Result<(), DownCause> {
+    fn heed(&mut self, index: u32, message: SetupMessage) -> Result<(), DownCause> {
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
         match (entry.phase, message) {
             (Phase::Leaving | Phase::Failing, _) => Ok(()),
-            (Phase::Introduced, Message::Welcome { seal, end }) => {
+            (Phase::Introduced, SetupMessage::Welcome { seal, end }) => {
                 let session = entry.session.as_deref();
                 if !session.is_some_and(|session| end.is_sealed(session, &seal)) {
                     let why = "its welcome was changed on the way";
@@ -329,28 +334,28 @@ impl Polling {
                 }
                 end.check(self.shared.options.packet_size).map_err(DownCause::Refused)?;
                 self.join(index, &end).map_err(DownCause::Lacking)?;
-                self.say(index, &Message::Ready)?;
+                self.say(index, &SetupMessage::Ready)?;
                 self.up(index);
                 Ok(())
             }
-            (Phase::Introduced, Message::Crossed) => {
+            (Phase::Introduced, SetupMessage::Crossed) => {
                 entry.phase = Phase::Crossed;
                 Ok(())
             }
-            (Phase::Answered, Message::Ready) => {
+            (Phase::Answered, SetupMessage::Ready) => {
                 self.up(index);
                 Ok(())
             }
-            (Phase::Answered | Phase::Up, Message::Refusal(why)) => {
+            (Phase::Answered | Phase::Up, SetupMessage::Refusal(why)) => {
                 Err(self.broken_off(format!("it has given the connection up, and says: {why}")))
             }
-            (_, Message::Refusal(why)) => Err(DownCause::Refused(why)),
-            (_, Message::Bye) => Err(DownCause::Closed),
+            (_, SetupMessage::Refusal(why)) => Err(DownCause::Refused(why)),
+            (_, SetupMessage::Bye) => Err(DownCause::Closed),
             (_, other) => Err(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
         }
     }
 
-    fn say(&mut self, index: u32, message: &Message) -> Result<(), DownCause> {
+    fn say(&mut self, index: u32, message: &SetupMessage) -> Result<(), DownCause> {
         let channel = self.entries.get(index).and_then(|entry| entry.channel.as_mut());
         let said = channel.map_or(Ok(()), |channel| channel.send(message));
         said.map_err(|error| DownCause::Gone(format!("its connection failed: {error}")))
@@ -410,7 +415,8 @@ impl Polling {
     pub(super) fn dial_again(&mut self) {
         for (index, why) in std::mem::take(&mut self.undialled) {
             // Another connection may have its number by now, which is not to be called twice.
-            let waits = |entry: &Entry| entry.phase == Phase::Calling && entry.channel.is_none();
+            let waits =
+                |entry: &ConnectionEntry| entry.phase == Phase::Calling && entry.channel.is_none();
             if self.entries.get(index).is_some_and(|entry| waits(entry)) {
                 self.dial_or_wait(index, &why);
             }
@@ -502,9 +508,9 @@ impl Polling {
         let cause = connection.set_down(DownCause::Closed);
         if let Some(channel) = &mut entry.channel {
             let last = match &cause {
-                DownCause::Closed => Message::Bye,
+                DownCause::Closed => SetupMessage::Bye,
                 // Not in order: the peer has to learn that, also if it has noticed nothing.
-                cause => Message::Refusal(cause.to_string()),
+                cause => SetupMessage::Refusal(cause.to_string()),
             };
             // Where it is full or gone the hang-up says it, too.
             let _ = channel.send(&last);

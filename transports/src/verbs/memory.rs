@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
-use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use super::sys::{AccessFlags, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::mem::{Buffer, MemKind, MemMut, MemRef, Packet, Region};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ impl Area {
         let region = Region::host(len.max(1));
         // SAFETY: the region stays allocated as long as this, which ends the registration first.
         let registration = unsafe {
-            domain.register(region.addr() as *mut u8, region.len(), Access::LOCAL_WRITE)
+            domain.register(region.addr() as *mut u8, region.len(), AccessFlags::LOCAL_WRITE)
         }?;
         Ok(Self { registration, region })
     }
@@ -72,15 +72,15 @@ pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
 /// Two words of a connection: one that the peer writes, and one from which this side writes the
 /// peer's. Registered by themselves, so that a peer reaches only its own.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(super) struct CreditWords {
     registration: MemoryRegion,
     words: Box<[AtomicU64; 2]>,
 }
 
-impl Words {
+impl CreditWords {
     pub(super) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
         let words = Box::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
         let at = words.as_ptr().cast::<u8>().cast_mut();
         // SAFETY: the words stay in place as long as this, which ends the registration first. They
         // are atomic: the NIC may write them at any time.
@@ -144,7 +144,7 @@ impl Slabs {
         let (base, len) = packet.extent();
         // SAFETY: a pool keeps its slabs as long as it lives, which is longer than this, as
         // promised.
-        let slab = unsafe { self.domain.register(base as *mut u8, len, Access::LOCAL_WRITE) }?;
+        let slab = unsafe { self.domain.register(base as *mut u8, len, AccessFlags::LOCAL_WRITE) }?;
         let key = slab.lkey();
         self.known.insert(at, slab);
         Ok(key)

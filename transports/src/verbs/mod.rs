@@ -69,7 +69,7 @@ pub mod wire;
 mod wishes;
 mod wr_id;
 
-pub use options::Options;
+pub use options::VerbsOptions;
 pub use settings::VerbsSettings;
 
 use crate::contract::{DeviceInfo, Domain, Identity, Transport, Unavailable};
@@ -87,13 +87,13 @@ pub const SIMULATED: &str = "verbs-simulated";
 /// RDMA by verbs.
 #[derive(Clone, Debug)]
 pub struct Rdma {
-    source: Source,
-    options: Options,
+    source: VerbsSource,
+    options: VerbsOptions,
 }
 
 /// The origin of the functions.
 #[derive(Clone)]
-enum Source {
+enum VerbsSource {
     /// This machine's libibverbs, opened at the first use.
     Library(OnceLock<Result<Arc<Verbs>, VerbsError>>),
     /// A simulator, asked at the first use.
@@ -102,7 +102,7 @@ enum Source {
 
 type Open = dyn Fn() -> Result<Arc<Verbs>, VerbsError> + Send + Sync;
 
-impl fmt::Debug for Source {
+impl fmt::Debug for VerbsSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Library(_) => f.write_str("Library"),
@@ -113,8 +113,8 @@ impl fmt::Debug for Source {
 
 impl Rdma {
     /// Uses this machine's libibverbs.
-    pub fn new(options: Options) -> Self {
-        Self { source: Source::Library(OnceLock::new()), options }
+    pub fn new(options: VerbsOptions) -> Self {
+        Self { source: VerbsSource::Library(OnceLock::new()), options }
     }
 
     /// Uses simulated devices, whose functions `open` returns.
@@ -122,19 +122,19 @@ impl Rdma {
     /// Reports call every device simulated, and only processes of one machine reach each other.
     pub fn simulated(
         open: impl Fn() -> Result<Arc<Verbs>, VerbsError> + Send + Sync + 'static,
-        options: Options,
+        options: VerbsOptions,
     ) -> Self {
-        Self { source: Source::Simulator(Arc::new(open)), options }
+        Self { source: VerbsSource::Simulator(Arc::new(open)), options }
     }
 
     fn is_simulated(&self) -> bool {
-        matches!(self.source, Source::Simulator(_))
+        matches!(self.source, VerbsSource::Simulator(_))
     }
 
     fn verbs(&self) -> Result<Arc<Verbs>, Unavailable> {
         let verbs = match &self.source {
-            Source::Library(verbs) => verbs.get_or_init(Verbs::open).clone(),
-            Source::Simulator(open) => open(),
+            VerbsSource::Library(verbs) => verbs.get_or_init(Verbs::open).clone(),
+            VerbsSource::Simulator(open) => open(),
         };
         verbs.map_err(|error| Unavailable::new(self.name(), error.to_string()))
     }

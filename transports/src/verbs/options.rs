@@ -7,7 +7,7 @@ use crate::settings::Declared;
 /// Attributes and paths of queue pairs. The numbers are those of the InfiniBand specification, as
 /// `ibv_modify_qp` takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct VerbsOptions {
     /// Device and port, as `mlx5_0` or `mlx5_0:2`, or several, separated by commas, of which each
     /// rank of a node takes another one. Without this, the rank takes the fastest device with an
     /// active port. Among equals it takes the nearest to its CPUs, and then each rank of the node
@@ -52,13 +52,13 @@ pub struct Options {
     pub thread_domains: u32,
 }
 
-impl Default for Options {
+impl Default for VerbsOptions {
     fn default() -> Self {
         Self::of(&VerbsSettings::defaults(), 8 << 10, 0)
     }
 }
 
-impl Options {
+impl VerbsOptions {
     /// Takes the options from the settings, for packets of `packet_size` bytes and the rank at this
     /// place on its node.
     pub fn of(settings: &VerbsSettings, packet_size: usize, place: u32) -> Self {
@@ -134,21 +134,21 @@ mod tests {
 
     #[test]
     fn numbers_that_no_queue_pair_takes_are_named() {
-        Options::default().check().unwrap();
-        let off = Options { timeout: 0, ..Options::default() };
+        VerbsOptions::default().check().unwrap();
+        let off = VerbsOptions { timeout: 0, ..VerbsOptions::default() };
         assert_eq!(off.check().unwrap_err(), "a time-out of 0 is not between 1 and 31");
-        assert!(Options { service_level: 16, ..Options::default() }.check().is_err());
+        assert!(VerbsOptions { service_level: 16, ..VerbsOptions::default() }.check().is_err());
     }
 
     #[test]
     fn soft_roce_is_given_a_second_and_no_other_device_is_asked_for_it() {
-        let short = Options { timeout: 14, ..Options::default() };
+        let short = VerbsOptions { timeout: 14, ..VerbsOptions::default() };
         let why = short.check_for("rxe0", SOFT_ROCE).unwrap_err();
         assert!(
             why.starts_with("rxe0 is Soft-RoCE") && why.contains("CARRACK_VERBS_TIMEOUT to 18"),
             "{why}"
         );
         short.check_for("mlx5_0", 0x2c9).unwrap();
-        Options::default().check_for("rxe0", SOFT_ROCE).unwrap();
+        VerbsOptions::default().check_for("rxe0", SOFT_ROCE).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 //! and receive.
 
 use super::address::Fabric;
-use super::options::Options;
+use super::options::VerbsOptions;
 use super::sys::bindings::{
     IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
     IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
@@ -13,7 +13,7 @@ use super::sys::bindings::{
 use super::sys::{
     CompletionQueue, ProtectionDomain, QueuePair, QueuePairSpec, SharedReceiveQueue, VerbsError,
 };
-use super::wire::End;
+use super::wire::QueuePairEnd;
 use std::sync::Arc;
 
 /// Inline bytes to ask for: most devices have room for them in a request of 256 bytes.
@@ -24,7 +24,7 @@ const FOR_EVER: u8 = 7;
 
 /// A port, and its attributes.
 #[derive(Clone, Debug)]
-pub(super) struct Port {
+pub(super) struct RdmaPort {
     pub(super) number: u8,
     pub(super) fabric: Fabric,
     pub(super) lid: u16,
@@ -51,7 +51,7 @@ pub(super) struct Port {
 /// Creates a reliable queue pair in the state INIT: it has a number, and receives nothing.
 pub(super) fn create(
     domain: &Arc<ProtectionDomain>,
-    (port, options): (&Port, &Options),
+    (port, options): (&RdmaPort, &VerbsOptions),
     queue: &Arc<CompletionQueue>,
     receives: &Arc<SharedReceiveQueue>,
 ) -> Result<Arc<QueuePair>, VerbsError> {
@@ -87,9 +87,9 @@ pub(super) fn create(
 /// Joins it to the peer's end: from then on it can receive and send.
 pub(super) fn join(
     pair: &QueuePair,
-    (port, options): (&Port, &Options),
-    mine: &End,
-    theirs: &End,
+    (port, options): (&RdmaPort, &VerbsOptions),
+    mine: &QueuePairEnd,
+    theirs: &QueuePairEnd,
 ) -> Result<(), VerbsError> {
     let mut attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
@@ -128,7 +128,7 @@ pub(super) fn join(
 }
 
 /// Returns the path to the peer's port.
-fn path(port: &Port, options: &Options, theirs: &End) -> ibv_ah_attr {
+fn path(port: &RdmaPort, options: &VerbsOptions, theirs: &QueuePairEnd) -> ibv_ah_attr {
     // Within an InfiniBand subnet the LID is enough; RoCE has only the GID.
     let is_global = port.fabric != Fabric::InfiniBand || port.gid[..8] != theirs.gid[..8];
     ibv_ah_attr {
@@ -152,8 +152,8 @@ fn path(port: &Port, options: &Options, theirs: &End) -> ibv_ah_attr {
 mod tests {
     use super::*;
 
-    fn port(fabric: Fabric) -> Port {
-        Port {
+    fn port(fabric: Fabric) -> RdmaPort {
+        RdmaPort {
             number: 1,
             fabric,
             lid: 3,
@@ -172,10 +172,14 @@ mod tests {
 
     #[test]
     fn the_path_is_the_lids_within_a_subnet_and_the_gids_else() {
-        let options =
-            Options { traffic_class: 96, service_level: 3, hop_limit: 9, ..Options::default() };
-        let near = End { gid: [1; 16], lid: 7, ..End::default() };
-        let far = End { gid: [2; 16], lid: 7, ..End::default() };
+        let options = VerbsOptions {
+            traffic_class: 96,
+            service_level: 3,
+            hop_limit: 9,
+            ..VerbsOptions::default()
+        };
+        let near = QueuePairEnd { gid: [1; 16], lid: 7, ..QueuePairEnd::default() };
+        let far = QueuePairEnd { gid: [2; 16], lid: 7, ..QueuePairEnd::default() };
         let path_to = |fabric, end| path(&port(fabric), &options, end);
         assert_eq!(path_to(Fabric::InfiniBand, &near).is_global, 0);
         assert_eq!(path_to(Fabric::InfiniBand, &near).dlid, 7);

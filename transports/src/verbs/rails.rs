@@ -6,10 +6,10 @@
 //! peer's memory, and the peer need not poll its further NICs for it. They are polled while chunks
 //! are in flight on them, and else now and then.
 
-use super::address::Address;
+use super::address::RdmaAddress;
 use super::connection::Connection;
-use super::device::{Polling, RdmaDevice};
-use super::domain::Shared;
+use super::device::{RdmaDevice, RdmaPolling};
+use super::domain::DomainShared;
 use super::link::RdmaLink;
 use super::transfers::PlaceKey;
 use crate::contract::{
@@ -45,13 +45,13 @@ pub(super) fn join(mut all: Vec<AddressBlob>) -> AddressBlob {
 }
 
 /// Returns the address of a rank's first NIC, and those of its others. `None`: it is no address.
-pub(super) fn split(blob: &AddressBlob) -> Option<(Address, Vec<Address>)> {
+pub(super) fn split(blob: &AddressBlob) -> Option<(RdmaAddress, Vec<RdmaAddress>)> {
     let Some(rest) = blob.0.strip_prefix(&MAGIC) else {
-        return Address::decode(blob).map(|first| (first, Vec::new()));
+        return RdmaAddress::decode(blob).map(|first| (first, Vec::new()));
     };
     let (mut rest, mut all) = (Rest(rest), Vec::new());
     while rest.end().is_none() {
-        all.push(Address::decode(&AddressBlob(rest.part::<U16>()?.to_vec()))?);
+        all.push(RdmaAddress::decode(&AddressBlob(rest.part::<U16>()?.to_vec()))?);
     }
     if all.is_empty() || all.len() > MOST {
         return None;
@@ -90,7 +90,7 @@ impl Rails {
 
     /// Handles the events on them.
     #[cold]
-    pub(super) fn poll(&self, polling: &mut Polling) {
+    pub(super) fn poll(&self, polling: &mut RdmaPolling) {
         let mut batch = self.batch.lock();
         for rail in &self.devices {
             // Set if a chunk has failed, so that the end of its connection comes next.
@@ -135,7 +135,7 @@ impl Rails {
 
 /// Ways from this rank's further NICs to a peer's, one to one.
 pub(super) struct Ways {
-    theirs: Vec<Address>,
+    theirs: Vec<RdmaAddress>,
     links: Vec<OnceLock<RdmaLink>>,
 }
 
@@ -144,7 +144,7 @@ pub(super) struct Ways {
 pub(super) struct Rail {
     /// Number of the NIC: 0 is the first.
     pub(super) number: u8,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<DomainShared>,
     connection: Arc<Connection>,
 }
 
@@ -163,14 +163,15 @@ impl Rail {
 
 impl Ways {
     /// Creates the ways to NICs of those addresses. None is connected yet.
-    pub(super) fn to(theirs: Vec<Address>, rails: &Rails) -> Self {
-        let reach = |(rail, to): &(&Arc<RdmaDevice>, &Address)| match rail.address_of().reach(to) {
-            Reach::Yes(_) => true,
-            Reach::No(why) => {
-                tracing::info!(why, "a NIC less for large messages");
-                false
-            }
-        };
+    pub(super) fn to(theirs: Vec<RdmaAddress>, rails: &Rails) -> Self {
+        let reach =
+            |(rail, to): &(&Arc<RdmaDevice>, &RdmaAddress)| match rail.address_of().reach(to) {
+                Reach::Yes(_) => true,
+                Reach::No(why) => {
+                    tracing::info!(why, "a NIC less for large messages");
+                    false
+                }
+            };
         let count = rails.devices.iter().zip(&theirs).take_while(reach).count();
         Self { theirs, links: (0..count).map(|_| OnceLock::new()).collect() }
     }
@@ -247,10 +248,17 @@ mod tests {
     use crate::verbs::address::{Fabric, Host};
     use proptest::prelude::*;
 
-    fn address(number: u8) -> Address {
+    fn address(number: u8) -> RdmaAddress {
         let hosts = vec![Host::of("10.0.0.1".parse().unwrap())];
         let (fabric, gid) = (Fabric::InfiniBand, [3; 16]);
-        Address { key: DeviceKey([number; 16]), fabric, boot: [1; 16], gid, tcp_port: 4711, hosts }
+        RdmaAddress {
+            key: DeviceKey([number; 16]),
+            fabric,
+            boot: [1; 16],
+            gid,
+            tcp_port: 4711,
+            hosts,
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ const TOGETHER: usize = 16;
 /// Content of a slot's line.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Line {
+struct SlotLine {
     header: [u64; 2],
     front: [u8; SmallBytes::MAX],
 }
@@ -32,11 +32,12 @@ struct Line {
 /// Bytes from one line to the next: each is a cache line of its own.
 const PITCH: usize = 64;
 
-const _: () = assert!(size_of::<Line>() <= PITCH && std::mem::offset_of!(Line, front) == HEADER);
+const _: () =
+    assert!(size_of::<SlotLine>() <= PITCH && std::mem::offset_of!(SlotLine, front) == HEADER);
 
 /// A place for one message.
 #[derive(Debug)]
-struct Slot {
+struct ReceiveSlot {
     packet: Option<Packet>,
     key: u32,
 }
@@ -51,7 +52,7 @@ pub(super) struct Receives {
     /// Bytes of a payload that lie in the line. 0 if the CPU cannot access a packet, and so cannot
     /// move them there.
     front: usize,
-    slots: Vec<Slot>,
+    slots: Vec<ReceiveSlot>,
     /// Slots with a packet, not posted yet.
     fresh: Vec<u32>,
     /// Slots without a packet, each with the connection to credit when it has one.
@@ -85,7 +86,7 @@ impl Receives {
         let lines = Area::new(domain, depth as usize * PITCH)?;
         let front =
             if source.kind().is_host() { SmallBytes::MAX.min(source.packet_size()) } else { 0 };
-        let slots = (0..depth).map(|_| Slot { packet: None, key: 0 }).collect();
+        let slots = (0..depth).map(|_| ReceiveSlot { packet: None, key: 0 }).collect();
         Ok(Self {
             queue: Some(queue),
             slabs: Slabs::new(domain.clone()),
@@ -180,9 +181,9 @@ impl Receives {
 
     /// Reads a slot's line.
     #[inline(always)]
-    fn line(&self, slot: u32) -> Option<Line> {
-        let mut line = Line::new_zeroed();
-        let came = self.lines.part(slot as usize * PITCH, size_of::<Line>())?;
+    fn line(&self, slot: u32) -> Option<SlotLine> {
+        let mut line = SlotLine::new_zeroed();
+        let came = self.lines.part(slot as usize * PITCH, size_of::<SlotLine>())?;
         copy_now(MemMut::host(line.as_mut_bytes()), came).ok()?;
         Some(line)
     }
@@ -202,7 +203,7 @@ impl Receives {
         // registrations first.
         match unsafe { self.slabs.key(&packet) } {
             Ok(key) => {
-                *place = Slot { packet: Some(packet), key };
+                *place = ReceiveSlot { packet: Some(packet), key };
                 self.fresh.push(slot);
                 true
             }
@@ -282,7 +283,8 @@ impl Receives {
         let mut requests = [ibv_recv_wr::default(); TOGETHER];
         let slots = self.fresh.iter().rev().take(count);
         for ((&slot, parts), request) in slots.zip(&mut parts).zip(&mut requests) {
-            let Some(Slot { packet: Some(packet), key }) = self.slots.get(slot as usize) else {
+            let Some(ReceiveSlot { packet: Some(packet), key }) = self.slots.get(slot as usize)
+            else {
                 return 0;
             };
             parts[0] = ibv_sge {

@@ -5,15 +5,15 @@ mod moving;
 mod words;
 
 use super::bounces::{Bounce, Bounces, Filled, HEADER};
-use super::memory::Words;
+use super::memory::CreditWords;
 use super::sys::bindings::{
     IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE, IBV_WR_SEND,
     IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
 };
 use super::sys::{PostFailure, QueuePair};
-use super::together::Gathered;
-use super::transfers::{Finished, Transfer};
-use super::wire::End;
+use super::together::Aggregate;
+use super::transfers::{Finished, RdmaTransfer};
+use super::wire::QueuePairEnd;
 use super::wr_id::WrId;
 use crate::contract::{Busy, Header, OpToken};
 use crate::mem::{Buffer, MemRef};
@@ -51,12 +51,12 @@ impl Unsent {
 #[derive(Debug)]
 enum Held {
     Bounce(Bounce),
-    Transfer(Transfer),
+    Transfer(RdmaTransfer),
 }
 
 /// The sending half of a connection.
 #[derive(Debug)]
-pub(super) struct Sending {
+pub(super) struct SendingHalf {
     /// `None` once it is closed.
     queue: Option<Arc<QueuePair>>,
     connection: u32,
@@ -77,13 +77,13 @@ pub(super) struct Sending {
     held: VecDeque<(u32, Held)>,
     /// Messages that wait for more, behind all that were sent. They count as one request and one
     /// message already.
-    gathered: Option<Gathered>,
+    gathered: Option<Aggregate>,
     /// Set if the poller knows of messages that wait.
     pub(super) is_listed: bool,
 }
 
 #[expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
-impl Sending {
+impl SendingHalf {
     /// Creates the sending half for a queue of `asked` requests. The device may grant more, but
     /// the completion queue has no room for them.
     pub(super) fn new(queue: Arc<QueuePair>, asked: u32, connection: u32) -> Self {
@@ -110,7 +110,7 @@ impl Sending {
     }
 
     /// Stores the peer's end, so that it can be sent to.
-    pub(super) fn open(&mut self, end: &End) {
+    pub(super) fn open(&mut self, end: &QueuePairEnd) {
         (self.window, self.word) = (u64::from(end.window), (end.word_addr, end.word_key));
     }
 
@@ -121,7 +121,7 @@ impl Sending {
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
         completed: u32,
-        words: &Words,
+        words: &CreditWords,
         bounces: &Bounces,
     ) -> Result<(), Unsent> {
         if self.gathered.is_some() {
@@ -133,7 +133,7 @@ impl Sending {
 
     /// Checks that the queue and the peer have room for one more message, while none waits.
     #[inline(always)]
-    fn room(&mut self, completed: u32, words: &Words) -> Result<(), Unsent> {
+    fn room(&mut self, completed: u32, words: &CreditWords) -> Result<(), Unsent> {
         if self.posted.wrapping_sub(completed) + RESERVE >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
         }
@@ -161,12 +161,12 @@ impl Sending {
     }
 
     /// Returns `true` if the peer has returned too few credits for one more message.
-    pub(super) fn lacks_credits(&self, words: &Words) -> bool {
+    pub(super) fn lacks_credits(&self, words: &CreditWords) -> bool {
         self.sent.wrapping_sub(words.received()) >= self.window
     }
 
     #[cold]
-    fn look_at_credits(&mut self, words: &Words) -> Result<(), Unsent> {
+    fn look_at_credits(&mut self, words: &CreditWords) -> Result<(), Unsent> {
         let returned = words.received();
         if returned > self.sent || returned < self.returned {
             return Err(Unsent::Wrong(format!(
@@ -229,7 +229,7 @@ impl Sending {
         &mut self,
         taken: u64,
         completed: u32,
-        words: &Words,
+        words: &CreditWords,
     ) -> Result<(), Unsent> {
         if self.outstanding(completed) + RESERVE / 2 >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
@@ -283,7 +283,7 @@ impl Sending {
     pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
         // First: after this no request reads a bounce or a buffer.
         self.queue = None;
-        if let Some(Gathered { bounce, .. }) = self.gathered.take() {
+        if let Some(Aggregate { bounce, .. }) = self.gathered.take() {
             bounces.give_back(bounce);
         }
         let mut ended = Vec::new();
@@ -297,7 +297,7 @@ impl Sending {
     }
 
     /// Keeps the resources of the last request.
-    fn hold(&mut self, transfer: Transfer) {
+    fn hold(&mut self, transfer: RdmaTransfer) {
         self.held.push_back((self.posted, Held::Transfer(transfer)));
     }
 

@@ -25,21 +25,21 @@ const RECORD: usize = 24;
 
 /// Messages that wait for more.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct Aggregate {
     pub(super) bounce: Bounce,
     /// Bytes of the staging buffer that are in use.
     pub(super) len: usize,
 }
 
 /// One message in its wire format.
-pub(super) struct Record {
+pub(super) struct AggregateRecord {
     words: [u64; 8],
     len: usize,
 }
 
 const _: () = assert!(RECORD + SmallBytes::MAX == 64, "the longest fills a record");
 
-impl Record {
+impl AggregateRecord {
     /// Builds the record of a message, if it is short enough.
     pub(super) fn of(header: Header, bytes: MemRef<'_>) -> Option<Self> {
         let [first, second] = header.0;
@@ -64,14 +64,14 @@ pub(super) fn length(payload: usize) -> usize {
 
 /// Messages of one request that are not all taken out yet.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedAggregate {
     pub(super) connection: u32,
     from: PeerId,
     payload: Payload,
     at: usize,
 }
 
-impl Opened {
+impl OpenedAggregate {
     /// Wraps a payload that came through a connection from a peer.
     pub fn new(connection: u32, from: PeerId, payload: Payload) -> Self {
         Self { connection, from, payload, at: 0 }
@@ -112,13 +112,13 @@ mod tests {
     use super::*;
     use crate::mem::{HostAllocator, PacketPool};
 
-    fn opened(bytes: &[u8]) -> Opened {
+    fn opened(bytes: &[u8]) -> OpenedAggregate {
         let pool = PacketPool::new(std::sync::Arc::new(HostAllocator), 4096, 1);
         let packet = pool.take_copy(MemRef::host(bytes)).unwrap();
-        Opened::new(0, PeerId(7), Payload::Packet(packet))
+        OpenedAggregate::new(0, PeerId(7), Payload::Packet(packet))
     }
 
-    fn all_of(mut opened: Opened) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
+    fn all_of(mut opened: OpenedAggregate) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
         let next = || opened.next().transpose();
         std::iter::from_fn(next)
             .map(|one| one.map(|one| (one.header, one.bytes.as_slice().to_vec())))
@@ -129,7 +129,7 @@ mod tests {
     /// it was copied out of one.
     fn all(bytes: &[u8]) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
         let found = all_of(opened(bytes));
-        let aside = Opened::new(0, PeerId(7), Payload::Aside(bytes.to_vec()));
+        let aside = OpenedAggregate::new(0, PeerId(7), Payload::Aside(bytes.to_vec()));
         assert_eq!(all_of(aside), found);
         found
     }
@@ -140,12 +140,12 @@ mod tests {
             (0..=40_u8).map(|len| (Header([u64::from(len), !0]), vec![len; len.into()])).collect();
         let mut together = Vec::new();
         for (header, bytes) in &sent {
-            let record = Record::of(*header, MemRef::host(bytes)).unwrap();
+            let record = AggregateRecord::of(*header, MemRef::host(bytes)).unwrap();
             assert_eq!(record.as_bytes().len(), length(bytes.len()));
             together.extend_from_slice(record.as_bytes());
         }
         assert_eq!(all(&together).unwrap(), sent);
-        assert!(Record::of(Header([0, 0]), MemRef::host(&[0; 41])).is_none());
+        assert!(AggregateRecord::of(Header([0, 0]), MemRef::host(&[0; 41])).is_none());
     }
 
     #[test]
@@ -153,7 +153,9 @@ mod tests {
         let mut together = Vec::new();
         for len in [8, 0, 40, 3] {
             together.extend_from_slice(
-                Record::of(Header([1, 2]), MemRef::host(&vec![5; len])).unwrap().as_bytes(),
+                AggregateRecord::of(Header([1, 2]), MemRef::host(&vec![5; len]))
+                    .unwrap()
+                    .as_bytes(),
             );
         }
         let ends = [0, 32, 56, 120, 152];

@@ -6,7 +6,7 @@ use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::{Area, addresses};
 use super::rails::MOST as MOST_RAILS;
-use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use super::sys::{AccessFlags, MemoryRegion, ProtectionDomain, VerbsError};
 use super::wishes::Wishes;
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
@@ -102,7 +102,7 @@ pub(super) fn told(ended: Vec<Finished>) -> impl Iterator<Item = Event> {
 
 /// An operation in flight, with all that it needs until it ends.
 #[derive(Debug)]
-pub(super) struct Transfer {
+pub(super) struct RdmaTransfer {
     token: OpToken,
     // Before the memory that it may refer to.
     via: Via,
@@ -125,7 +125,7 @@ pub(super) enum Via {
     Shared(Arc<Registered>, Arc<Buffer>),
 }
 
-impl Transfer {
+impl RdmaTransfer {
     pub(super) fn new(token: OpToken, via: Via, buffer: Buffer) -> Self {
         Self { token, via, buffer }
     }
@@ -203,7 +203,7 @@ impl Registrations {
         &self,
         (at, len): (*mut u8, usize),
         kind: MemKind,
-        access: Access,
+        access: AccessFlags,
     ) -> Result<MemoryRegion, String> {
         // SAFETY: passed on.
         let registered = unsafe { self.domain.register(at, len, self.wishes.access(access, kind)) };
@@ -241,8 +241,8 @@ impl Registrations {
             let (at, len) = (base.wrapping_add(part.start), part.len());
             // The source of a put may be read-only memory.
             let access = match direction {
-                Direction::Put => Access::LOCAL_READ,
-                Direction::Get => Access::LOCAL_WRITE,
+                Direction::Put => AccessFlags::LOCAL_READ,
+                Direction::Get => AccessFlags::LOCAL_WRITE,
             };
             // SAFETY: the caller keeps the buffer at least as long as the registration.
             return unsafe { self.register((at, len), buffer.kind(), access) }
@@ -266,10 +266,12 @@ impl Registrations {
             match root.kind().is_host() {
                 true => {
                     let at = root.addr() as *mut u8;
-                    self.register((at, root.len()), root.kind(), Access::LOCAL_WRITE)
+                    self.register((at, root.len()), root.kind(), AccessFlags::LOCAL_WRITE)
                         .map(Into::into)
                 }
-                false => self.gpus.register(root, (root.addr(), root.len()), Access::LOCAL_WRITE),
+                false => {
+                    self.gpus.register(root, (root.addr(), root.len()), AccessFlags::LOCAL_WRITE)
+                }
             }
         };
         let fresh = Arc::new(fresh?);
@@ -287,7 +289,7 @@ impl Registrations {
 
 /// A buffer that a peer may write to and read from.
 #[derive(Debug)]
-struct Shown {
+struct ExposedBuffer {
     // Before the memory that it is about.
     registration: Registered,
     buffer: Buffer,
@@ -298,7 +300,7 @@ struct Shown {
     relaxed: bool,
 }
 
-impl Shown {
+impl ExposedBuffer {
     fn at(&self, read_behind: bool) -> RemotePlace {
         let memory = &self.registration.memory;
         let key = PlaceKey { rkey: memory.rkey(), read_behind, rail: 0, words: self.words };
@@ -306,7 +308,7 @@ impl Shown {
     }
 }
 
-impl Exposed for Shown {
+impl Exposed for ExposedBuffer {
     fn place(&self) -> RemotePlace {
         self.at(self.registration.flush.is_some() || self.relaxed)
     }
@@ -343,7 +345,7 @@ pub(super) fn expose(
     };
     // No more than the buffer, also of a GPU's memory: a peer with the key reaches all that is
     // registered under it.
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let relaxed = buffer.view().place().is_host() && registrations.wishes.relaxes(access);
     // SAFETY: the buffer is kept, and not accessed, until the registration has ended.
     let registered = unsafe {
@@ -355,7 +357,9 @@ pub(super) fn expose(
         }
     };
     match registered {
-        Ok(registration) => Ok(Box::new(Shown { registration, buffer, words: false, relaxed })),
+        Ok(registration) => {
+            Ok(Box::new(ExposedBuffer { registration, buffer, words: false, relaxed }))
+        }
         Err(why) => Err((why, buffer)),
     }
 }
@@ -377,12 +381,14 @@ pub(super) fn expose_words(
             has to be one"
         ));
     };
-    let access =
-        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let access = AccessFlags::LOCAL_WRITE
+        | AccessFlags::REMOTE_WRITE
+        | AccessFlags::REMOTE_READ
+        | AccessFlags::REMOTE_ATOMIC;
     // SAFETY: the region is kept, through the buffer, until the registration has ended; it hands
     // out no references.
     let registration = unsafe { registrations.register((at, len), region.kind(), access) }?.into();
-    Ok(Box::new(Shown { registration, buffer, words: true, relaxed: false }))
+    Ok(Box::new(ExposedBuffer { registration, buffer, words: true, relaxed: false }))
 }
 
 pub(super) fn kind_of(buffer: &Buffer) -> String {

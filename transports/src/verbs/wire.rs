@@ -37,7 +37,7 @@ const READY: u32 = FIRST_OWN + 3;
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
-pub struct End {
+pub struct QueuePairEnd {
     /// GID of the port.
     pub gid: [u8; 16],
     /// Address where the other side writes how many messages it has taken in.
@@ -62,20 +62,20 @@ pub struct End {
 
 /// A message between two proved sides.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Message {
+pub enum SetupMessage {
     /// The caller introduces itself.
     Hello {
         /// Proof that binds the caller's end to the connection.
         seal: Proof,
         /// The caller's end.
-        end: End,
+        end: QueuePairEnd,
     },
     /// The caller is let in.
     Welcome {
         /// Proof that binds the called end to the connection.
         seal: Proof,
         /// The called end.
-        end: End,
+        end: QueuePairEnd,
     },
     /// The called side calls, too, and its call counts.
     Crossed,
@@ -91,7 +91,7 @@ pub enum Message {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Sealed {
     seal: Proof,
-    end: End,
+    end: QueuePairEnd,
 }
 
 /// Begins a greeting, in which this side proves that it holds the job's secret.
@@ -104,20 +104,20 @@ pub fn greeting(role: Role, identity: &Identity, device: DeviceKey) -> Result<Gr
     Greeting::new(role, PROTOCOL, &Key::of(&identity.secret), claim)
 }
 
-impl Message {
+impl SetupMessage {
     /// Makes the caller's introduction of its end.
-    pub fn hello(session: &Session, end: End) -> Self {
+    pub fn hello(session: &Session, end: QueuePairEnd) -> Self {
         Self::Hello { seal: session.seal(end.as_bytes()), end }
     }
 
     /// Makes the answer to an introduction, with the other end.
-    pub fn welcome(session: &Session, end: End) -> Self {
+    pub fn welcome(session: &Session, end: QueuePairEnd) -> Self {
         Self::Welcome { seal: session.seal(end.as_bytes()), end }
     }
 
     /// Encodes the message, without its length.
     pub fn encode(&self) -> Vec<u8> {
-        let sealed = |kind, seal: &Proof, end: &End| {
+        let sealed = |kind, seal: &Proof, end: &QueuePairEnd| {
             PROTOCOL.message(kind, &[Sealed { seal: *seal, end: *end }.as_bytes()])
         };
         match self {
@@ -152,7 +152,7 @@ impl Message {
     }
 }
 
-impl End {
+impl QueuePairEnd {
     /// Returns `true` if the other side of a connection has sealed this end.
     pub fn is_sealed(&self, session: &Session, seal: &Proof) -> bool {
         session.is_sealed(self.as_bytes(), seal)
@@ -188,11 +188,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn end() -> End {
+    fn end() -> QueuePairEnd {
         let (word_addr, word_key, queue_pair, first_psn) =
             (0x7f00_0000_1000, 77, 0x12_3456, 0x65_4321);
         let (packet_size, window, lid, mtu, reads) = (8192, 32, 3, 5, 16);
-        End {
+        QueuePairEnd {
             gid: [5; 16],
             word_addr,
             word_key,
@@ -209,18 +209,18 @@ mod tests {
     #[test]
     fn every_message_comes_back_as_it_was() {
         for message in [
-            Message::Hello { seal: [4; 32], end: end() },
-            Message::Welcome { seal: [8; 32], end: end() },
-            Message::Crossed,
-            Message::Ready,
-            Message::Refusal("not of this job".into()),
-            Message::Bye,
+            SetupMessage::Hello { seal: [4; 32], end: end() },
+            SetupMessage::Welcome { seal: [8; 32], end: end() },
+            SetupMessage::Crossed,
+            SetupMessage::Ready,
+            SetupMessage::Refusal("not of this job".into()),
+            SetupMessage::Bye,
         ] {
             let bytes = message.encode();
             assert!(bytes.len() <= MAX_MESSAGE);
-            assert_eq!(Message::decode(&bytes), Ok(message));
+            assert_eq!(SetupMessage::decode(&bytes), Ok(message));
         }
-        assert!(Message::Refusal("x".repeat(1000)).encode().len() <= MAX_MESSAGE);
+        assert!(SetupMessage::Refusal("x".repeat(1000)).encode().len() <= MAX_MESSAGE);
     }
 
     #[test]
@@ -228,10 +228,10 @@ mod tests {
         end().check(8192).unwrap();
         assert!(end().check(4096).unwrap_err().contains("CARRACK_PACKET_SIZE"));
         for broken in [
-            End { queue_pair: 1 << 24, ..end() },
-            End { window: 0, ..end() },
-            End { mtu: 6, ..end() },
-            End { word_addr: 4, ..end() },
+            QueuePairEnd { queue_pair: 1 << 24, ..end() },
+            QueuePairEnd { window: 0, ..end() },
+            QueuePairEnd { mtu: 6, ..end() },
+            QueuePairEnd { word_addr: 4, ..end() },
         ] {
             assert!(broken.check(8192).is_err());
         }
@@ -242,10 +242,12 @@ mod tests {
         fn whatever_arrives_is_a_message_or_an_error(
             bytes in proptest::collection::vec(any::<u8>(), 0..300)
         ) {
-            let _ = Message::decode(&bytes);
+            let _ = SetupMessage::decode(&bytes);
             let framed = PROTOCOL.message(HELLO, &[&bytes]);
-            let decoded = Message::decode(&framed);
-            if let Ok(Message::Hello { end, .. } | Message::Welcome { end, .. }) = decoded {
+            let decoded = SetupMessage::decode(&framed);
+            if let Ok(SetupMessage::Hello { end, .. } | SetupMessage::Welcome { end, .. }) =
+                decoded
+            {
                 let _ = end.check(8192);
             }
         }

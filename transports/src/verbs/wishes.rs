@@ -4,8 +4,8 @@
 //! Memory of the device's own (receives, bounce buffers, credits) is always locked and ordered. It
 //! is small and used all the time, and credit words are read without a completion.
 
-use super::options::Options;
-use super::sys::Access;
+use super::options::VerbsOptions;
+use super::sys::AccessFlags;
 use super::sys::bindings::{
     IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE,
     ibv_odp_caps,
@@ -24,7 +24,7 @@ pub(super) struct Wishes {
 impl Wishes {
     /// Returns the options that a device with these abilities supports. The text is the reason why
     /// one is missing.
-    pub(super) fn of(options: &Options, odp: &ibv_odp_caps) -> (Self, Option<&'static str>) {
+    pub(super) fn of(options: &VerbsOptions, odp: &ibv_odp_caps) -> (Self, Option<&'static str>) {
         let reliable = odp.per_transport_caps.rc_odp_caps;
         let moves = IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_WRITE;
         let has = odp.general_caps & u64::from(IBV_ODP_SUPPORT) != 0 && reliable & moves == moves;
@@ -42,21 +42,21 @@ impl Wishes {
 
     /// Returns `true` if memory for such access may be written out of order. Words may not: a
     /// change must not be overtaken by the next.
-    pub(super) fn relaxes(self, access: Access) -> bool {
-        self.relaxed && !access.contains(Access::REMOTE_ATOMIC)
+    pub(super) fn relaxes(self, access: AccessFlags) -> bool {
+        self.relaxed && !access.contains(AccessFlags::REMOTE_ATOMIC)
     }
 
     /// Returns the flags with which memory for such access is registered.
-    pub(super) fn access(self, access: Access, kind: MemKind) -> Access {
-        let has_words = access.contains(Access::REMOTE_ATOMIC);
+    pub(super) fn access(self, access: AccessFlags, kind: MemKind) -> AccessFlags {
+        let has_words = access.contains(AccessFlags::REMOTE_ATOMIC);
         // Pinned memory is locked anyway, and the kernel cannot page in what a GPU's driver has
         // given out.
         let on_demand =
             kind == MemKind::Host && if has_words { self.on_demand_words } else { self.on_demand };
-        let flag = |is_set, flag| if is_set { flag } else { Access::LOCAL_READ };
+        let flag = |is_set, flag| if is_set { flag } else { AccessFlags::LOCAL_READ };
         access
-            | flag(on_demand, Access::ON_DEMAND)
-            | flag(self.relaxes(access), Access::RELAXED_ORDERING)
+            | flag(on_demand, AccessFlags::ON_DEMAND)
+            | flag(self.relaxes(access), AccessFlags::RELAXED_ORDERING)
     }
 }
 
@@ -64,8 +64,8 @@ impl Wishes {
 mod tests {
     use super::*;
 
-    const SHOWN: Access = Access::REMOTE_WRITE;
-    const WORDS: Access = Access::REMOTE_ATOMIC;
+    const SHOWN: AccessFlags = AccessFlags::REMOTE_WRITE;
+    const WORDS: AccessFlags = AccessFlags::REMOTE_ATOMIC;
 
     fn caps(general: u32, reliable: u32) -> ibv_odp_caps {
         let mut caps = ibv_odp_caps { general_caps: general.into(), ..Default::default() };
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn on_demand_is_what_the_device_has_and_else_there_is_a_reason() {
-        let wanted = Options { on_demand: true, ..Options::default() };
+        let wanted = VerbsOptions { on_demand: true, ..VerbsOptions::default() };
         let moves = IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_WRITE;
         for (general, reliable, memory, words) in [
             (0, u32::MAX, false, false),
@@ -86,10 +86,10 @@ mod tests {
         ] {
             let (wishes, why) = Wishes::of(&wanted, &caps(general, reliable));
             assert_eq!(why.is_none(), memory, "{reliable:#x}");
-            let asks = |access, kind| wishes.access(access, kind).contains(Access::ON_DEMAND);
+            let asks = |access, kind| wishes.access(access, kind).contains(AccessFlags::ON_DEMAND);
             assert_eq!((asks(SHOWN, MemKind::Host), asks(WORDS, MemKind::Host)), (memory, words));
             assert!(!asks(SHOWN, MemKind::Pinned));
-            let (unasked, why) = Wishes::of(&Options::default(), &caps(general, reliable));
+            let (unasked, why) = Wishes::of(&VerbsOptions::default(), &caps(general, reliable));
             assert_eq!((unasked, why), (Wishes::default(), None));
             assert_eq!(unasked.access(SHOWN, MemKind::Host), SHOWN);
         }
@@ -97,11 +97,12 @@ mod tests {
 
     #[test]
     fn writes_are_out_of_order_where_no_words_are() {
-        let wanted = Options { relaxed: true, ..Options::default() };
+        let wanted = VerbsOptions { relaxed: true, ..VerbsOptions::default() };
         let (wishes, why) = Wishes::of(&wanted, &caps(0, 0));
-        let asks = |access| wishes.access(access, MemKind::Host).contains(Access::RELAXED_ORDERING);
+        let asks =
+            |access| wishes.access(access, MemKind::Host).contains(AccessFlags::RELAXED_ORDERING);
         assert_eq!(
-            (asks(SHOWN), asks(Access::LOCAL_WRITE), asks(SHOWN | WORDS), why),
+            (asks(SHOWN), asks(AccessFlags::LOCAL_WRITE), asks(SHOWN | WORDS), why),
             (true, true, false, None)
         );
     }

@@ -71,7 +71,7 @@ pub fn busy_program() {
                 );
             });
         }
-        let _ends = Ends(&copies);
+        let _ends = CountGuard(&copies);
         let far = &gpus[gpus.len() - 1];
         let places =
             [make(&gpus[0], "plain", MIB), make(far, "shareable", MIB), make(far, "pooled", MIB)];
@@ -105,9 +105,9 @@ impl Drop for Leaves<'_> {
 
 /// Adds more copies than any thread waits for, even when one has failed: otherwise the threads
 /// would go on.
-struct Ends<'a>(&'a AtomicU64);
+struct CountGuard<'a>(&'a AtomicU64);
 
-impl Drop for Ends<'_> {
+impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(1 << 40, Ordering::Relaxed);
     }

@@ -80,7 +80,7 @@ pub fn next_to_the_program() {
         let (has_ended, made) = (AtomicBool::new(false), AtomicU64::new(0));
         let meanwhile = std::thread::scope(|scope| {
             let program = scope.spawn(|| {
-                let _ends = Ends(&has_ended);
+                let _ends = FlagGuard(&has_ended);
                 user::set_current(user::primary(0));
                 let (began, mut all) = (Instant::now(), Vec::new());
                 // Even if the actions are slow, some copies run next to them, unless one has
@@ -91,7 +91,7 @@ pub fn next_to_the_program() {
                 }
                 all
             });
-            let _ends = Ends(&has_ended);
+            let _ends = FlagGuard(&has_ended);
             for round in 1.. {
                 if has_ended.load(Ordering::Relaxed) {
                     break;
@@ -126,9 +126,9 @@ fn in_words(mut all: Vec<Duration>) -> String {
 }
 
 /// Sets a flag when dropped, even when the thread fails.
-struct Ends<'a>(&'a AtomicBool);
+struct FlagGuard<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for FlagGuard<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -124,7 +124,8 @@ calls! {
     device_total_mem(bytes: *mut usize, device: CuDevice) = "cuDeviceTotalMem_v2";
     device_get_attribute(value: *mut c_int, attribute: c_int, device: CuDevice)
         = "cuDeviceGetAttribute";
-    device_can_access_peer(can: *mut c_int, device: CuDevice, peer: CuDevice) = "cuDeviceCanAccessPeer";
+    device_can_access_peer(can: *mut c_int, device: CuDevice, peer: CuDevice)
+        = "cuDeviceCanAccessPeer";
     device_get_p2p_attribute(value: *mut c_int, attribute: c_int, from: CuDevice, to: CuDevice)
         = "cuDeviceGetP2PAttribute";
     device_primary_ctx_retain(context: *mut ContextHandle, device: CuDevice)

@@ -2,27 +2,27 @@
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
-use super::{Held, Sending, Unsent};
+use super::{Held, SendingHalf, Unsent};
 use crate::contract::{Busy, Header};
 use crate::mem::MemRef;
 use crate::verbs::bounces::{Bounces, Filled, HEADER};
-use crate::verbs::memory::Words;
+use crate::verbs::memory::CreditWords;
 use crate::verbs::signs::Signs;
 use crate::verbs::sys::bindings::{IBV_WR_SEND_WITH_IMM, ibv_sge};
-use crate::verbs::together::{self, Gathered, Record, TOGETHER};
+use crate::verbs::together::{self, Aggregate, AggregateRecord, TOGETHER};
 use zerocopy::IntoBytes;
 
-impl Sending {
+impl SendingHalf {
     /// Sends a message behind those that wait: with them, if it is short enough.
     #[inline(never)]
     pub(super) fn behind_gathered(
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
         completed: u32,
-        words: &Words,
+        words: &CreditWords,
         bounces: &Bounces,
     ) -> Result<(), Unsent> {
-        if let Some(record) = Record::of(header, bytes) {
+        if let Some(record) = AggregateRecord::of(header, bytes) {
             self.append(&record, bounces)?;
             // Should the queue be full against its word, the next poll tries again.
             return self.send_off(bounces).or_else(Unsent::unless_busy);
@@ -36,7 +36,7 @@ impl Sending {
         &mut self,
         message: (Header, MemRef<'_>),
         completed: u32,
-        words: &Words,
+        words: &CreditWords,
         bounces: &Bounces,
     ) -> Result<(), Unsent> {
         self.send_off(bounces)?;
@@ -50,10 +50,10 @@ impl Sending {
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
         completed: u32,
-        words: &Words,
+        words: &CreditWords,
         (bounces, signs): (&Bounces, &Signs),
     ) -> Result<(), Unsent> {
-        let Some(record) = Record::of(header, bytes) else {
+        let Some(record) = AggregateRecord::of(header, bytes) else {
             return self.by_itself((header, bytes), completed, words, bounces);
         };
         let mut has_no_poller = false;
@@ -64,7 +64,7 @@ impl Sending {
                 return self.by_itself((header, bytes), completed, words, bounces);
             };
             self.sent += 1;
-            self.gathered = Some(Gathered { bounce, len: HEADER });
+            self.gathered = Some(Aggregate { bounce, len: HEADER });
             // A poller checks the list before it sleeps. A listed message may have been sent
             // already, and the poller be asleep since.
             has_no_poller = match self.is_listed {
@@ -81,7 +81,7 @@ impl Sending {
     }
 
     /// Adds a message to those that wait. Returns `true` if no other fits.
-    fn append(&mut self, record: &Record, bounces: &Bounces) -> Result<bool, Unsent> {
+    fn append(&mut self, record: &AggregateRecord, bounces: &Bounces) -> Result<bool, Unsent> {
         let Some(gathered) = &mut self.gathered else { return Err(Unsent::Busy(Busy::Full)) };
         let (bytes, most) = (record.as_bytes(), bounces.room().min(together::MOST));
         // They wait although they are full, because the queue was full.
@@ -96,7 +96,7 @@ impl Sending {
 
     /// Sends the messages that wait for more.
     pub(in crate::verbs) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
-        let Some(Gathered { bounce, len }) = self.gathered.take() else { return Ok(()) };
+        let Some(Aggregate { bounce, len }) = self.gathered.take() else { return Ok(()) };
         let count = Header([(len - HEADER) as u64, 0]);
         let counted = bounces.append(&bounce, 0, count.0.as_bytes());
         let posted = match counted.and_then(|_| bounces.filled(&bounce, len)) {
@@ -111,7 +111,7 @@ impl Sending {
         };
         match posted {
             Ok(()) => self.held.push_back((self.posted, Held::Bounce(bounce))),
-            Err(_) => self.gathered = Some(Gathered { bounce, len }),
+            Err(_) => self.gathered = Some(Aggregate { bounce, len }),
         }
         posted
     }

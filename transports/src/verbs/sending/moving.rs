@@ -2,15 +2,15 @@
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
-use super::{RESERVE, Sending, Unsent};
+use super::{RESERVE, SendingHalf, Unsent};
 use crate::contract::{BufferChunk, Busy, OpToken, RemotePlace};
 use crate::mem::Buffer;
 use crate::verbs::bounces::{Bounces, Filled};
 use crate::verbs::memory::addresses;
 use crate::verbs::sys::bindings::{IBV_SEND_INLINE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, ibv_sge};
-use crate::verbs::transfers::{Direction, PIECE, PlaceKey, Registrations, Transfer, Via};
+use crate::verbs::transfers::{Direction, PIECE, PlaceKey, RdmaTransfer, Registrations, Via};
 
-impl Sending {
+impl SendingHalf {
     /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken once that
     /// has begun.
     pub(in crate::verbs) fn transfer(
@@ -44,7 +44,7 @@ impl Sending {
         let begun = unsafe { self.move_bytes((direction, remote.addr, rkey), here, behind) }?;
         // Also if a part was refused: posted requests still use it. It is released when the queue
         // pair is gone.
-        self.hold(Transfer::new(
+        self.hold(RdmaTransfer::new(
             token,
             Via::Registration(registration, direction),
             std::mem::take(buffer),
@@ -72,7 +72,11 @@ impl Sending {
         // SAFETY: the part lies in the registration. If any of it has begun, the registration and a
         // share of the buffer are held from here on.
         let begun = unsafe { self.move_bytes((Direction::Put, remote.addr, rkey), here, behind) }?;
-        self.hold(Transfer::new(token, Via::Shared(registration, chunk.of.clone()), Buffer::Empty));
+        self.hold(RdmaTransfer::new(
+            token,
+            Via::Shared(registration, chunk.of.clone()),
+            Buffer::Empty,
+        ));
         begun
     }
 
@@ -203,11 +207,11 @@ impl Sending {
         match unsafe { self.post_as(&mut request, behind.is_none(), behind.is_none()) } {
             Ok(()) => {
                 let read = self.read_behind((addr, rkey), behind);
-                self.hold(Transfer::new(token, via, std::mem::take(buffer)));
+                self.hold(RdmaTransfer::new(token, via, std::mem::take(buffer)));
                 read
             }
             Err(error) => {
-                *buffer = Transfer::new(token, via, std::mem::take(buffer)).fail(bounces).1;
+                *buffer = RdmaTransfer::new(token, via, std::mem::take(buffer)).fail(bounces).1;
                 Err(error)
             }
         }

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
-use super::{RESERVE, Sending, Unsent};
+use super::{RESERVE, SendingHalf, Unsent};
 use crate::contract::{Busy, OpToken, RemotePlace, WordChange};
 use crate::mem::{Buffer, SmallBytes};
 use crate::verbs::bounces::Bounces;
@@ -10,12 +10,12 @@ use crate::verbs::sys::bindings::{
     IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_2, ibv_sge,
 };
-use crate::verbs::transfers::{PlaceKey, Transfer, Via};
+use crate::verbs::transfers::{PlaceKey, RdmaTransfer, Via};
 
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 
-impl Sending {
+impl SendingHalf {
     /// Changes a word. Its old value arrives in a bounce buffer of this side's. The NIC holds
     /// operations back beyond the queue pair's limit of atomic operations and reads in flight.
     pub(in crate::verbs) fn atomic(
@@ -67,7 +67,7 @@ impl Sending {
         match unsafe { self.post_as(&mut request, true, true) } {
             Ok(()) => {
                 let room = SmallBytes::zeroed(WORD).unwrap_or(SmallBytes::empty());
-                self.hold(Transfer::new(token, Via::Word(bounce), Buffer::Small(room)));
+                self.hold(RdmaTransfer::new(token, Via::Word(bounce), Buffer::Small(room)));
                 Ok(())
             }
             Err(error) => {

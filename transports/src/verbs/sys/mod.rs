@@ -21,7 +21,7 @@ mod table;
 
 pub use error::VerbsError;
 pub use objects::{
-    Access, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry,
+    AccessFlags, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry,
     GidIndex, GidKind, MemoryRegion, PollFailure, PostFailure, ProtectionDomain, QueuePair,
     QueuePairSpec, SharedReceiveQueue, Subject,
 };

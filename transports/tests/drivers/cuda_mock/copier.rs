@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-struct Ground {
+struct CopierGround {
     library: PathBuf,
     driver: CudaDriver,
     gpu: Arc<dyn Gpu>,
@@ -18,7 +18,7 @@ struct Ground {
     src: Region,
 }
 
-impl Ground {
+impl CopierGround {
     fn new(name: &str, order: Option<&str>) -> Self {
         Self::of(name, "-DCOPIER", order)
     }
@@ -97,7 +97,7 @@ fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
 
 #[test]
 fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
-    let ground = Ground::new("copier", None);
+    let ground = CopierGround::new("copier", None);
     assert_eq!(ground.gpu.copier(), CopierState::Wanted);
     let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
     ground.src.whole().write(&bytes).unwrap();
@@ -116,7 +116,7 @@ fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
 /// The mocked kernel checks that each list lies where the page's layout has it.
 #[test]
 fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
-    let ground = Ground::new("copier-batch", None);
+    let ground = CopierGround::new("copier-batch", None);
     let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 249) as u8).collect();
     ground.src.whole().write(&bytes).unwrap();
     ground.until_by_copier();
@@ -143,7 +143,7 @@ fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
 /// checked.
 #[test]
 fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well() {
-    let ground = Ground::new("copier-mixed", None);
+    let ground = CopierGround::new("copier-mixed", None);
     let [dst, src] = [0, 1].map(|_| ground.gpu.allocate(50_000, Flavour::Plain).unwrap());
     let bytes: Vec<u8> = (0..50_000_u32).map(|at| (at % 247) as u8).collect();
     src.whole().write(&bytes).unwrap();
@@ -196,7 +196,7 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
 /// More allocations than the copier remembers.
 #[test]
 fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
-    let ground = Ground::new("copier-turns", None);
+    let ground = CopierGround::new("copier-turns", None);
     let sides = |_| [0, 1].map(|_| ground.gpu.allocate(1000, Flavour::Plain).unwrap());
     let pairs: Vec<_> = (0..20).map(sides).collect();
     let bytes = |pair: usize| (0..1000).map(|at| (at * 7 + pair * 13) as u8).collect::<Vec<_>>();
@@ -225,7 +225,7 @@ fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
 /// Such a copy would cost the process its context.
 #[test]
 fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
-    let ground = Ground::new("copier-beyond", None);
+    let ground = CopierGround::new("copier-beyond", None);
     let beyond = unknown_to_the_driver(&ground.gpu, 4096);
     let known = (&ground.dst, &ground.src);
     let lists_of = |pairs: [(&Region, &Region); 2]| {
@@ -248,7 +248,7 @@ fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
 
 #[test]
 fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
-    let ground = Ground::new("copier-lease", None);
+    let ground = CopierGround::new("copier-lease", None);
     for turn in 1..50 {
         ground.until_by_copier();
         assert_eq!(ground.count("mock_launches"), turn);
@@ -262,7 +262,7 @@ fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
 
 #[test]
 fn an_engines_copy_in_flight_keeps_small_ones_from_the_kernel() {
-    let ground = Ground::new("copier-order", None);
+    let ground = CopierGround::new("copier-order", None);
     ground.until_by_copier();
     let before = ground.copies();
     ground.count("mock_hold");
@@ -277,7 +277,7 @@ fn an_engines_copy_in_flight_keeps_small_ones_from_the_kernel() {
 
 #[test]
 fn freeing_memory_has_the_kernel_leave_first() {
-    let ground = Ground::new("copier-free", None);
+    let ground = CopierGround::new("copier-free", None);
     ground.until_by_copier();
     drop(ground.gpu.allocate(100, Flavour::Plain).unwrap());
     // It was asked to leave, so another one is needed.
@@ -287,7 +287,7 @@ fn freeing_memory_has_the_kernel_leave_first() {
 
 #[test]
 fn without_a_compiler_the_drivers_reason_is_told_and_engines_copy() {
-    let ground = Ground::new("copier-no-jit", Some("mock_no_jit"));
+    let ground = CopierGround::new("copier-no-jit", Some("mock_no_jit"));
     ground.copy(0, 8).unwrap();
     let why = ground.refused();
     assert!(why.contains("cuModuleLoadData") && why.contains("UNSUPPORTED_PTX_VERSION"), "{why}");
@@ -297,7 +297,7 @@ fn without_a_compiler_the_drivers_reason_is_told_and_engines_copy() {
 
 #[test]
 fn on_a_gpu_in_an_exclusive_mode_there_is_none_and_what_to_do_is_said() {
-    let ground = Ground::new("copier-exclusive", Some("mock_exclusive"));
+    let ground = CopierGround::new("copier-exclusive", Some("mock_exclusive"));
     assert!(ground.refused().contains("nvidia-smi -c DEFAULT"), "known before it is used");
     ground.copy(0, 8).unwrap();
     assert!(ground.refused().contains("nvidia-smi -c DEFAULT"));
@@ -306,7 +306,7 @@ fn on_a_gpu_in_an_exclusive_mode_there_is_none_and_what_to_do_is_said() {
 
 #[test]
 fn a_launch_that_is_refused_later_ends_the_copier_and_fails_no_copy() {
-    let ground = Ground::new("copier-no-launch", Some("mock_no_launch"));
+    let ground = CopierGround::new("copier-no-launch", Some("mock_no_launch"));
     ground.until_by_copier();
     ground.count("mock_times_out");
     while matches!(ground.gpu.copier(), CopierState::On { .. }) {
@@ -318,7 +318,7 @@ fn a_launch_that_is_refused_later_ends_the_copier_and_fails_no_copy() {
 
 #[test]
 fn a_kernel_that_dies_fails_what_it_was_given() {
-    let ground = Ground::new("copier-dies", None);
+    let ground = CopierGround::new("copier-dies", None);
     ground.until_by_copier();
     ground.count("mock_dies");
     let lost = loop {
@@ -334,8 +334,8 @@ fn a_kernel_that_dies_fails_what_it_was_given() {
 /// Two libraries with one GPU, as two processes would have it. Each is told that the other is this
 /// process.
 struct Both {
-    first: Ground,
-    second: Ground,
+    first: CopierGround,
+    second: CopierGround,
 }
 
 impl Both {
@@ -343,7 +343,7 @@ impl Both {
     fn on(gpu: u32) -> Self {
         let define = format!("-DCOPIER=-{gpu}");
         let [first, second] = ["first", "second"]
-            .map(|name| Ground::of(&format!("copier-{name}-{gpu}"), &define, None));
+            .map(|name| CopierGround::of(&format!("copier-{name}-{gpu}"), &define, None));
         first.until_by_copier();
         Self { first, second }
     }
@@ -414,7 +414,7 @@ fn who_only_has_memory_and_streams_on_a_gpu_leaves_it_to_who_has_a_copier() {
 fn who_was_heard_of_before_the_first_small_copy_is_found_by_that() {
     let define = "-DCOPIER=-6";
     let [first, second] =
-        ["copier-claims", "copier-knocks"].map(|name| Ground::of(name, define, None));
+        ["copier-claims", "copier-knocks"].map(|name| CopierGround::of(name, define, None));
     first.copy_on_stream();
     second.copy_on_stream();
     assert_eq!(first.gpu.copier(), CopierState::Wanted);
@@ -439,7 +439,7 @@ fn without_having_been_asked_for_a_copier_a_stream_shares_nothing() {
 /// It would be the second on its GPU, and would end the first one.
 #[test]
 fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_context_stays() {
-    let ground = Ground::new("copier-contexts", None);
+    let ground = CopierGround::new("copier-contexts", None);
     ground.until_by_copier();
     ground.count("mock_other_context");
     let own = ground.gpu.classify(ground.dst.addr()).unwrap().unwrap().gpu.unwrap();
@@ -456,7 +456,7 @@ fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_con
 
 #[test]
 fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_told() {
-    let ground = foreign(Ground::new("copier-revoked", None));
+    let ground = foreign(CopierGround::new("copier-revoked", None));
     let (driver, addr) = (ground.driver, ground.dst.addr());
     ground.until_by_copier();
     let by_kernel = |at| {
@@ -476,7 +476,7 @@ fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_
 
 #[test]
 fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
-    let ground = foreign(Ground::new("copier-others", None));
+    let ground = foreign(CopierGround::new("copier-others", None));
     ground.until_by_copier();
     let asked = ground.count("mock_rights_asked");
     assert!(asked > 0);
@@ -490,12 +490,12 @@ fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
 }
 
 /// Makes the target the program's own memory: another driver of the same library has allocated it.
-fn foreign(ground: Ground) -> Ground {
+fn foreign(ground: CopierGround) -> CopierGround {
     let others = open(&ground.library).devices().unwrap().remove(0);
     let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
     let base = NonNull::new(theirs.addr() as *mut u8).unwrap();
     let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));
     // SAFETY: the region has the allocation.
     let dst = unsafe { Region::from_parts(base, 100_000, kind, id, gpu, Box::new(theirs)) };
-    Ground { dst, ..ground }
+    CopierGround { dst, ..ground }
 }

@@ -8,7 +8,7 @@ use carrack_transports::mem::{CopyError, Region, Strided, Together, Transfer, st
 use std::path::PathBuf;
 use std::sync::Arc;
 
-struct Ground {
+struct PiecesGround {
     library: PathBuf,
     gpu: Arc<dyn Gpu>,
     from: Region,
@@ -18,7 +18,7 @@ struct Ground {
 
 const ROOM: usize = 2 << 20;
 
-impl Ground {
+impl PiecesGround {
     fn new(test: &str, define: &str) -> Self {
         let library = mock(test, define);
         let gpu = open(&library).devices().unwrap().remove(0);
@@ -100,7 +100,7 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
     for (define, call) in
         [("-DNEW", "cuMemcpyBatchAsync_v2"), ("-DOLD_BATCH", "cuMemcpyBatchAsync")]
     {
-        let ground = Ground::new(&format!("batch{define}"), define);
+        let ground = PiecesGround::new(&format!("batch{define}"), define);
         assert_eq!(ground.copy(&scattered(1000), None).unwrap(), [1, 0, 0], "{define}");
         let stream = ground.gpu.stream().unwrap();
         assert_eq!(ground.copy(&scattered(1000), Some(&*stream)).unwrap(), [1, 0, 0], "{define}");
@@ -115,7 +115,7 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
 
 #[test]
 fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_on_another_stream() {
-    let ground = Ground::new("legacy", "-DNEW");
+    let ground = PiecesGround::new("legacy", "-DNEW");
     let driver = open(&ground.library);
     let mut streams = None;
     for raw in [0, 1] {
@@ -146,7 +146,7 @@ fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_on_another_stream(
 
 #[test]
 fn a_driver_without_the_call_is_given_rows_at_equal_distances_together_and_all_others_singly() {
-    let ground = Ground::new("no-batch", "-DNO_BATCH");
+    let ground = PiecesGround::new("no-batch", "-DNO_BATCH");
     let column: Vec<_> = (0..1000).map(|at| (at * 128, at * 96, 64)).collect();
     assert_eq!(ground.copy(&column, None).unwrap(), [0, 1, 0]);
     let mixed = [&column[..500], &[(200_000, 5, 3), (150_000, 90, 8)]].concat();
@@ -156,13 +156,13 @@ fn a_driver_without_the_call_is_given_rows_at_equal_distances_together_and_all_o
     let how = ground.gpu.how_pieces_go();
     assert!(how.contains("one by one") && how.contains("CUDA 12.8"), "{how}");
 
-    let ground = Ground::new("no-rows", "-DNO_ROWS");
+    let ground = PiecesGround::new("no-rows", "-DNO_ROWS");
     assert_eq!(ground.copy(&column, None).unwrap(), [0, 0, 1000]);
 }
 
 #[test]
 fn a_driver_that_refuses_the_call_is_not_asked_again_and_says_so() {
-    let ground = Ground::new("refused", "-DNEW");
+    let ground = PiecesGround::new("refused", "-DNEW");
     word(&ground.library, "mock_refuse_batches");
     assert_eq!(ground.copy(&scattered(100), None).unwrap()[0], 1);
     assert_eq!(ground.copy(&scattered(100), None).unwrap()[0], 0);
@@ -172,7 +172,7 @@ fn a_driver_that_refuses_the_call_is_not_asked_again_and_says_so() {
 
 #[test]
 fn an_error_of_the_copies_themselves_is_told_and_not_tried_otherwise() {
-    let ground = Ground::new("broken", "-DNEW");
+    let ground = PiecesGround::new("broken", "-DNEW");
     word(&ground.library, "mock_break_batches");
     let before = ground.calls();
     let error = ground.copy(&scattered(100), None).unwrap_err();
@@ -183,7 +183,7 @@ fn an_error_of_the_copies_themselves_is_told_and_not_tried_otherwise() {
 
 #[test]
 fn strided_blocks_of_all_dimensions_are_one_call() {
-    let ground = Ground::new("strided", "-DNEW");
+    let ground = PiecesGround::new("strided", "-DNEW");
     let block = |offset, count, pitch| Strided { offset, count, pitch };
     for (to, from, calls) in [
         // One row, two dimensions either way, three dimensions.

@@ -8,7 +8,7 @@ use carrack_simulators::nic::{Config, Visibility};
 use carrack_transports::gpu::{Driver, Flavour, Gpu, HandleForm, HandleKey};
 use carrack_transports::mem::Region;
 use carrack_transports::verbs::sys::bindings as ibv;
-use carrack_transports::verbs::sys::{Access, MemoryRegion};
+use carrack_transports::verbs::sys::{AccessFlags, MemoryRegion};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn bench() -> (Bench, FakeDriver) {
 }
 
 /// Registers memory of a GPU by its address.
-fn register(node: &Node, region: &Region, access: Access) -> MemoryRegion {
+fn register(node: &Node, region: &Region, access: AccessFlags) -> MemoryRegion {
     let addr = std::ptr::with_exposed_provenance_mut(region.addr());
     // SAFETY: the tests keep the memory until the registration has ended.
     unsafe { node.domain.register(addr, region.len(), access) }

@@ -2,7 +2,7 @@
 
 use super::all_access;
 use carrack_transports::verbs::sys::bindings::ibv_sge;
-use carrack_transports::verbs::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use carrack_transports::verbs::sys::{AccessFlags, MemoryRegion, ProtectionDomain, VerbsError};
 use std::alloc::{Layout, alloc, dealloc};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Drop for Memory {
 }
 
 impl Buffer {
-    pub fn new(domain: &Arc<ProtectionDomain>, len: usize, access: Access) -> Self {
+    pub fn new(domain: &Arc<ProtectionDomain>, len: usize, access: AccessFlags) -> Self {
         let layout = Self::layout(len);
         // SAFETY: the length is not zero.
         let memory = unsafe { alloc(layout) };

@@ -2,7 +2,7 @@
 
 use super::{Node, all_access};
 use carrack_transports::verbs::sys::bindings::*;
-use carrack_transports::verbs::sys::{Access, QueuePair};
+use carrack_transports::verbs::sys::{AccessFlags, QueuePair};
 
 /// Attributes that the transition of a connected queue pair to RTR needs.
 pub const TO_RTR: ibv_qp_attr_mask = IBV_QP_STATE
@@ -22,7 +22,7 @@ pub struct Options {
     pub retries: u8,
     pub rnr_retries: u8,
     /// Permissions of peers.
-    pub access: Access,
+    pub access: AccessFlags,
 }
 
 impl Default for Options {

@@ -19,7 +19,7 @@ pub use request::*;
 use carrack_simulators::nic::{Config, SimulatedNic};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{
-    Access, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain,
+    AccessFlags, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain,
     QueuePair, QueuePairSpec, SharedReceiveQueue, Verbs, VerbsError,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -31,8 +31,11 @@ use std::time::{Duration, Instant};
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns all permissions that memory can be registered with.
-pub fn all_access() -> Access {
-    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+pub fn all_access() -> AccessFlags {
+    AccessFlags::LOCAL_WRITE
+        | AccessFlags::REMOTE_WRITE
+        | AccessFlags::REMOTE_READ
+        | AccessFlags::REMOTE_ATOMIC
 }
 
 /// Two devices, and the NIC if it is a simulated one.

@@ -2,7 +2,7 @@
 
 use crate::verbs::*;
 use carrack_transports::verbs::sys::bindings as ibv;
-use carrack_transports::verbs::sys::{Access, ProtectionDomain, QueuePair};
+use carrack_transports::verbs::sys::{AccessFlags, ProtectionDomain, QueuePair};
 use std::time::{Duration, Instant};
 
 /// Posts two requests of which the first is wrong, and returns its status. The second one is
@@ -36,7 +36,8 @@ fn a_key_that_is_none_fails_with_a_remote_access_error() {
 fn a_range_or_purpose_that_the_key_is_not_for_fails_with_a_remote_access_error() {
     let bench = Bench::chosen();
     let (a, b) = (bench.a.buffer(8192), bench.b.buffer(4096));
-    let read_only = Buffer::new(&bench.b.domain, 4096, Access::LOCAL_WRITE | Access::REMOTE_READ);
+    let read_only =
+        Buffer::new(&bench.b.domain, 4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ);
     let other = ProtectionDomain::alloc(&bench.b.context).unwrap();
     let elsewhere = Buffer::new(&other, 4096, all_access());
     let wrong = [
@@ -57,7 +58,8 @@ fn a_range_or_purpose_that_the_key_is_not_for_fails_with_a_remote_access_error()
 #[test]
 fn a_queue_pair_that_allows_no_writes_is_not_written_to() {
     let bench = Bench::chosen();
-    let (qa, _qb) = bench.connect(&Options { access: Access::REMOTE_READ, ..Options::default() });
+    let (qa, _qb) =
+        bench.connect(&Options { access: AccessFlags::REMOTE_READ, ..Options::default() });
     let (a, b) = (bench.a.buffer(64), bench.b.buffer(64));
     a.fill(1);
     let write = Request::write(&[a.whole()], b.remote(0));

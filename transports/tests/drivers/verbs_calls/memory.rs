@@ -1,7 +1,7 @@
 //! Attributes of devices, and memory that is registered with them.
 
 use crate::verbs::*;
-use carrack_transports::verbs::sys::Access;
+use carrack_transports::verbs::sys::AccessFlags;
 use carrack_transports::verbs::sys::bindings as ibv;
 
 #[test]
@@ -38,7 +38,7 @@ fn a_large_region_is_registered_and_used_to_its_end() {
 #[test]
 fn memory_may_be_registered_for_relaxed_ordering() {
     let bench = Bench::chosen();
-    drop(Buffer::new(&bench.a.domain, 8192, all_access() | Access::RELAXED_ORDERING));
+    drop(Buffer::new(&bench.a.domain, 8192, all_access() | AccessFlags::RELAXED_ORDERING));
 }
 
 #[test]

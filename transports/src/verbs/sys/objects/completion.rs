@@ -4,7 +4,7 @@ use super::super::bindings::{ibv_comp_channel, ibv_cq, ibv_wc};
 use super::super::error::VerbsError;
 use super::super::table::{Answer, set_errno};
 use super::context::{Context, make_non_blocking};
-use super::handle::Handle;
+use super::handle::VerbsPointer;
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::fmt;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// A descriptor that becomes readable when a completion queue receives a completion, if that was
 /// requested.
 pub struct CompletionChannel {
-    raw: Handle<ibv_comp_channel>,
+    raw: VerbsPointer<ibv_comp_channel>,
     context: Arc<Context>,
 }
 
@@ -33,7 +33,7 @@ impl CompletionChannel {
         // SAFETY: the context is open.
         let raw = unsafe { context.verbs().create_comp_channel(context.as_raw()) };
         // SAFETY: a successful answer is not null.
-        let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
+        let raw = unsafe { VerbsPointer::new(raw.map_err(|error| context.name_in(error))?) };
         let channel = Arc::new(Self { raw, context: Arc::clone(context) });
         // SAFETY: the channel exists, and its descriptor is open.
         unsafe { make_non_blocking("ibv_create_comp_channel", (*raw.raw()).fd) }
@@ -95,7 +95,7 @@ impl fmt::Debug for CompletionChannel {
 
 /// A queue of completions.
 pub struct CompletionQueue {
-    raw: Handle<ibv_cq>,
+    raw: VerbsPointer<ibv_cq>,
     /// Number of places; also the lock for resizing.
     depth: Mutex<u32>,
     channel: Option<Arc<CompletionChannel>>,
@@ -150,7 +150,7 @@ impl CompletionQueue {
             context.verbs().create_cq(context.as_raw(), cqe, ptr::null_mut(), raw_channel, 0)
         };
         // SAFETY: a successful answer is not null.
-        let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
+        let raw = unsafe { VerbsPointer::new(raw.map_err(|error| context.name_in(error))?) };
         // SAFETY: it exists, and has no other user yet.
         let depth = Mutex::new(unsafe { granted(raw) });
         Ok(Arc::new(Self {
@@ -246,7 +246,7 @@ fn asked(depth: u32) -> Option<c_int> {
 ///
 /// # Safety
 /// The queue exists, and is not resized meanwhile.
-unsafe fn granted(queue: Handle<ibv_cq>) -> u32 {
+unsafe fn granted(queue: VerbsPointer<ibv_cq>) -> u32 {
     // SAFETY: the caller's promise.
     u32::try_from(unsafe { (*queue.raw()).cqe }).unwrap_or_default()
 }

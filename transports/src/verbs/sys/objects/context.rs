@@ -7,7 +7,7 @@ use super::super::bindings::{
 use super::super::error::{self, VerbsError};
 use super::super::table::{Answer, Verbs, set_errno};
 use super::extended::extended;
-use super::handle::Handle;
+use super::handle::VerbsPointer;
 use crate::fork::Owner;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::{CStr, c_int};
@@ -43,7 +43,7 @@ impl fmt::Display for DeviceName {
 /// A device that this process has open.
 pub struct Context {
     verbs: Arc<Verbs>,
-    raw: Handle<ibv_context>,
+    raw: VerbsPointer<ibv_context>,
     name: DeviceName,
     /// Set if it is the program's: then it is neither closed nor changed here.
     adopted: bool,
@@ -80,7 +80,7 @@ impl Context {
         // SAFETY: a device of the list, which is freed at the end of this function.
         let raw = unsafe { verbs.open_device(device) }.map_err(|error| error.of(name.as_str()))?;
         // SAFETY: a successful answer is not null.
-        let raw = unsafe { Handle::new(raw) };
+        let raw = unsafe { VerbsPointer::new(raw) };
         let owner = Owner::this_process();
         let context = Arc::new(Self { verbs: Arc::clone(verbs), raw, name, adopted: false, owner });
         // SAFETY: it is open, and the field is the descriptor of its events.
@@ -100,7 +100,7 @@ impl Context {
         // SAFETY: an open context has a device.
         let name = unsafe { device_name(verbs, (*raw).device) };
         // SAFETY: the caller's promise.
-        let raw = unsafe { Handle::new(raw) };
+        let raw = unsafe { VerbsPointer::new(raw) };
         let owner = Owner::this_process();
         Arc::new(Self { verbs: Arc::clone(verbs), raw, name, adopted: true, owner })
     }

@@ -5,25 +5,25 @@ use super::super::error::VerbsError;
 use super::super::table::{Answer, set_errno};
 use super::context::Context;
 use super::extended::extended;
-use super::handle::Handle;
+use super::handle::VerbsPointer;
 use std::fmt;
 use std::sync::Arc;
 
 /// A protection domain: its queue pairs use the memory that is registered in it.
 pub struct ProtectionDomain {
-    raw: Handle<ibv_pd>,
-    origin: Origin,
+    raw: VerbsPointer<ibv_pd>,
+    origin: DomainOrigin,
     context: Arc<Context>,
 }
 
 /// Origin of a protection domain.
-enum Origin {
+enum DomainOrigin {
     /// Allocated here.
     Ours,
     /// The program's.
     Adopted,
     /// A domain for a single thread, around another one.
-    OneThread { thread: Handle<ibv_td>, base: Arc<ProtectionDomain> },
+    OneThread { thread: VerbsPointer<ibv_td>, base: Arc<ProtectionDomain> },
 }
 
 impl ProtectionDomain {
@@ -35,8 +35,8 @@ impl ProtectionDomain {
         // SAFETY: the context is open.
         let raw = unsafe { context.verbs().alloc_pd(context.as_raw()) };
         // SAFETY: a successful answer is not null.
-        let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
-        Ok(Arc::new(Self { raw, origin: Origin::Ours, context: Arc::clone(context) }))
+        let raw = unsafe { VerbsPointer::new(raw.map_err(|error| context.name_in(error))?) };
+        Ok(Arc::new(Self { raw, origin: DomainOrigin::Ours, context: Arc::clone(context) }))
     }
 
     /// Adopts a protection domain of the program's, maybe from another library. Dropping this does
@@ -47,8 +47,8 @@ impl ProtectionDomain {
     /// gone.
     pub unsafe fn from_raw(context: &Arc<Context>, raw: *mut ibv_pd) -> Arc<Self> {
         // SAFETY: the caller's promise.
-        let raw = unsafe { Handle::new(raw) };
-        Arc::new(Self { raw, origin: Origin::Adopted, context: Arc::clone(context) })
+        let raw = unsafe { VerbsPointer::new(raw) };
+        Arc::new(Self { raw, origin: DomainOrigin::Adopted, context: Arc::clone(context) })
     }
 
     /// Makes a domain whose queue pairs and shared receive queues are used by one thread at a
@@ -88,8 +88,8 @@ impl ProtectionDomain {
                 context.name_in(VerbsError::new("ibv_alloc_parent_domain", errno))
             })?;
         // SAFETY: a successful answer is not null.
-        let (raw, thread) = unsafe { (Handle::new(raw), Handle::new(thread)) };
-        let origin = Origin::OneThread { thread, base: Arc::clone(self.base()) };
+        let (raw, thread) = unsafe { (VerbsPointer::new(raw), VerbsPointer::new(thread)) };
+        let origin = DomainOrigin::OneThread { thread, base: Arc::clone(self.base()) };
         Ok(Arc::new(Self { raw, origin, context: Arc::clone(context) }))
     }
 
@@ -105,7 +105,7 @@ impl ProtectionDomain {
 
     /// Returns the domain that memory is registered in: this, or the one that this is around.
     pub(super) fn base(self: &Arc<Self>) -> &Arc<Self> {
-        if let Origin::OneThread { base, .. } = &self.origin { base } else { self }
+        if let DomainOrigin::OneThread { base, .. } = &self.origin { base } else { self }
     }
 }
 
@@ -125,13 +125,13 @@ unsafe fn dealloc_td(context: &Context, thread: *mut ibv_td) {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        if matches!(self.origin, Origin::Adopted) {
+        if matches!(self.origin, DomainOrigin::Adopted) {
             return;
         }
         // SAFETY: made here, and all objects made in it held it.
         self.context
             .release("protection domain", |verbs| unsafe { verbs.dealloc_pd(self.as_raw()) });
-        if let Origin::OneThread { thread, .. } = &self.origin {
+        if let DomainOrigin::OneThread { thread, .. } = &self.origin {
             // SAFETY: made here, and the only domain that used it is gone.
             unsafe { dealloc_td(&self.context, thread.raw()) };
         }
@@ -141,9 +141,9 @@ impl Drop for ProtectionDomain {
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.origin {
-            Origin::Ours => "",
-            Origin::Adopted => ", the program's",
-            Origin::OneThread { .. } => ", for one thread",
+            DomainOrigin::Ours => "",
+            DomainOrigin::Adopted => ", the program's",
+            DomainOrigin::OneThread { .. } => ", for one thread",
         };
         write!(f, "ProtectionDomain({}{kind})", self.context.name())
     }

@@ -7,7 +7,7 @@ use super::super::bindings::{
 };
 use super::super::error::VerbsError;
 use super::domain::ProtectionDomain;
-use super::handle::Handle;
+use super::handle::VerbsPointer;
 use std::ffi::c_int;
 use std::fmt;
 use std::ops::BitOr;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 /// Access rights of registered memory. A device may always read it for work that is posted here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Access(u32);
+pub struct AccessFlags(u32);
 
-impl Access {
+impl AccessFlags {
     /// Work that is posted here reads it.
     pub const LOCAL_READ: Self = Self(0);
     /// Receives, and answers of reads and atomics, are written to it. Remote writes and atomics
@@ -57,7 +57,7 @@ impl Access {
     }
 }
 
-impl BitOr for Access {
+impl BitOr for AccessFlags {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
@@ -65,15 +65,15 @@ impl BitOr for Access {
     }
 }
 
-impl fmt::Debug for Access {
+impl fmt::Debug for AccessFlags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Access({:#x})", self.0)
+        write!(f, "AccessFlags({:#x})", self.0)
     }
 }
 
 /// Registered memory.
 pub struct MemoryRegion {
-    raw: Handle<ibv_mr>,
+    raw: VerbsPointer<ibv_mr>,
     addr: usize,
     len: usize,
     lkey: u32,
@@ -95,7 +95,7 @@ impl ProtectionDomain {
         self: &Arc<Self>,
         addr: *mut u8,
         len: usize,
-        access: Access,
+        access: AccessFlags,
     ) -> Result<MemoryRegion, VerbsError> {
         let (verbs, pd) = (self.context().verbs(), self.base().as_raw());
         let wishes = access != access.without_wishes();
@@ -127,7 +127,7 @@ impl ProtectionDomain {
         offset: u64,
         len: usize,
         iova: u64,
-        access: Access,
+        access: AccessFlags,
     ) -> Result<MemoryRegion, VerbsError> {
         let (verbs, pd, fd) = (self.context().verbs(), self.base().as_raw(), fd.as_raw_fd());
         // SAFETY: the domain exists; the memory is the caller's promise.
@@ -150,7 +150,7 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, VerbsError> {
         let raw = answer.map_err(|error| self.context().name_in(error))?;
         // SAFETY: what is not a failure is not null, and has its keys, which do not change.
-        let (raw, lkey, rkey) = unsafe { (Handle::new(raw), (*raw).lkey, (*raw).rkey) };
+        let (raw, lkey, rkey) = unsafe { (VerbsPointer::new(raw), (*raw).lkey, (*raw).rkey) };
         Ok(MemoryRegion { raw, addr, len, lkey, rkey, domain: Arc::clone(self.base()) })
     }
 }

@@ -37,7 +37,7 @@ pub use context::{Context, DeviceName};
 pub use domain::ProtectionDomain;
 pub use events::{AsyncEvent, Subject};
 pub use gids::{GidEntry, GidIndex, GidKind};
-pub use memory::{Access, MemoryRegion};
+pub use memory::{AccessFlags, MemoryRegion};
 pub use queue_pair::{QueuePair, QueuePairSpec};
 pub use receive::{PostFailure, SharedReceiveQueue};
 

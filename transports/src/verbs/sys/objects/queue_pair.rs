@@ -7,7 +7,7 @@ use super::super::bindings::{
 use super::super::error::VerbsError;
 use super::completion::CompletionQueue;
 use super::domain::ProtectionDomain;
-use super::handle::Handle;
+use super::handle::VerbsPointer;
 use super::receive::{PostFailure, SharedReceiveQueue};
 use std::fmt;
 use std::ptr;
@@ -37,7 +37,7 @@ pub struct QueuePairSpec<'a> {
 
 /// A queue pair.
 pub struct QueuePair {
-    raw: Handle<ibv_qp>,
+    raw: VerbsPointer<ibv_qp>,
     number: u32,
     granted: ibv_qp_cap,
     send_cq: Arc<CompletionQueue>,
@@ -82,7 +82,7 @@ impl QueuePair {
         let raw = unsafe { context.verbs().create_qp(domain.as_raw(), &raw mut init) };
         let raw = raw.map_err(|error| context.name_in(error))?;
         // SAFETY: what is not a failure is not null, and has its number, which does not change.
-        let (raw, number) = unsafe { (Handle::new(raw), (*raw).qp_num) };
+        let (raw, number) = unsafe { (VerbsPointer::new(raw), (*raw).qp_num) };
         Ok(Arc::new(Self {
             raw,
             number,

@@ -6,7 +6,7 @@ use super::super::bindings::{
 use super::super::error::VerbsError;
 use super::super::table::errno;
 use super::domain::ProtectionDomain;
-use super::handle::Handle;
+use super::handle::VerbsPointer;
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr;
@@ -45,7 +45,7 @@ impl<W> fmt::Debug for PostFailure<W> {
 
 /// Receives for all queue pairs that were made with it.
 pub struct SharedReceiveQueue {
-    raw: Handle<ibv_srq>,
+    raw: VerbsPointer<ibv_srq>,
     depth: u32,
     sge: u32,
     domain: Arc<ProtectionDomain>,
@@ -73,7 +73,7 @@ impl SharedReceiveQueue {
         // SAFETY: the domain is there.
         let raw = unsafe { context.verbs().create_srq(domain.as_raw(), &raw mut init) };
         // SAFETY: a successful answer is not null.
-        let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
+        let raw = unsafe { VerbsPointer::new(raw.map_err(|error| context.name_in(error))?) };
         Ok(Arc::new(Self {
             raw,
             depth: init.attr.max_wr,

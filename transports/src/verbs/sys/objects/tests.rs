@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::sync::Arc;
 
-const ALL: Access = Access::LOCAL_WRITE;
+const ALL: AccessFlags = AccessFlags::LOCAL_WRITE;
 
 fn open() -> Arc<Context> {
     Context::open(&account::verbs(), "account0").expect("the simulated device opens")
@@ -247,7 +247,7 @@ fn events_of_a_completion_channel_are_all_taken_and_acknowledged() {
 
 #[test]
 fn the_wish_for_relaxed_ordering_goes_where_it_may_be_ignored_and_nowhere_else() {
-    let (plain, relaxed) = (ALL, ALL | Access::RELAXED_ORDERING);
+    let (plain, relaxed) = (ALL, ALL | AccessFlags::RELAXED_ORDERING);
     let register = |verbs: &Arc<Verbs>, access| {
         let context = Context::open(verbs, "account0").expect("the simulated device opens");
         let domain = ProtectionDomain::alloc(&context).expect("a domain");
@@ -273,7 +273,7 @@ fn a_kernel_that_refuses_the_wish_for_memory_of_a_dma_buf_registers_it_without()
     let context = open();
     let domain = ProtectionDomain::alloc(&context).expect("a domain");
     let fd = std::fs::File::open("/dev/null").expect("it is always there");
-    let access = ALL | Access::RELAXED_ORDERING;
+    let access = ALL | AccessFlags::RELAXED_ORDERING;
     // SAFETY: nothing is registered by the account.
     let region = unsafe { domain.register_dmabuf(fd.as_fd(), 4096, 100, 0x7000, access) };
     let region = region.expect("it is registered");
