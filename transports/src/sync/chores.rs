@@ -171,16 +171,16 @@ mod models {
     const FLUSHES: Bit = Bit(1 << 1);
     const DUMP: Bit = Bit(1 << 2);
 
-    type List = Waiting<Vec<u8>>;
+    type ByteList = Waiting<Vec<u8>>;
 
-    fn put(list: &List, what: u8) {
+    fn put(list: &ByteList, what: u8) {
         let mut waiting = list.lock();
         waiting.push(what);
         list.set_count(waiting.len());
     }
 
     /// Does as progress does: looks at the bit first.
-    fn take(chores: &Chores, list: &List) -> Vec<u8> {
+    fn take(chores: &Chores, list: &ByteList) -> Vec<u8> {
         if !chores.there().has(PULLS) {
             return Vec::new();
         }
@@ -191,8 +191,8 @@ mod models {
     fn loom_what_is_put_while_the_list_is_emptied_has_its_bit_or_was_taken() {
         loom::model(|| {
             let chores = Chores::default();
-            let list = Arc::new(List::for_progress(&chores, PULLS));
-            let other = Arc::new(List::for_progress(&chores, FLUSHES));
+            let list = Arc::new(ByteList::for_progress(&chores, PULLS));
+            let other = Arc::new(ByteList::for_progress(&chores, FLUSHES));
             put(&list, 1);
             let poster = {
                 let (list, other) = (list.clone(), other.clone());
@@ -215,8 +215,8 @@ mod models {
     fn loom_a_signal_that_comes_while_lists_are_filled_and_emptied_changes_no_bit_but_its_own() {
         loom::model(|| {
             let chores = Chores::default();
-            let list = Arc::new(List::for_progress(&chores, PULLS));
-            let other = Arc::new(List::for_progress(&chores, FLUSHES));
+            let list = Arc::new(ByteList::for_progress(&chores, PULLS));
+            let other = Arc::new(ByteList::for_progress(&chores, FLUSHES));
             put(&list, 1);
             let signal = {
                 let chores = chores.clone();
