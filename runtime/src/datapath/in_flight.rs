@@ -121,6 +121,13 @@ impl InFlight {
 }
 
 impl Flush {
+    pub(crate) fn begin(self, carrier: &Carrier, device: &Port) {
+        let name = device.transfers.now();
+        let mut run = Run::new(carrier, device);
+        run.begin(name, Box::new(InFlight::Flush(self)), Some(Event::Go));
+        run.tell_later();
+    }
+
     fn on(&mut self, run: &mut Run<'_>, at: At, event: Event) -> Flow {
         let peer = self.operation.rank;
         let error = match event {
@@ -314,16 +321,6 @@ impl Holder for OfDevice<'_> {
         // One that moves into the table is found in one of the two places, or in both.
         let alone = transfers.alone.load(Ordering::Acquire);
         alone + transfers.table.count() + transfers.packed.count()
-    }
-}
-
-impl Port {
-    /// Begins a flush.
-    pub(crate) fn flush(&self, carrier: &Carrier, flush: Flush) {
-        let name = self.transfers.now();
-        let mut run = Run::new(carrier, self);
-        run.begin(name, Box::new(InFlight::Flush(flush)), Some(Event::Go));
-        run.tell_later();
     }
 }
 

@@ -211,7 +211,7 @@ impl Pass<'_> {
         // answer it missed, and a repeated read of revoked memory ends the connection. Some
         // operations also use another link.
         let operation = OpContext::of_runtime(owner, Tag::default(), 0, None);
-        device.flush(self.inner, Flush { before, operation, releases: Some(region) });
+        Flush { before, operation, releases: Some(region) }.begin(self.inner, device);
     }
 }
 

@@ -56,7 +56,7 @@ const SHOWN: usize = 30;
 /// printed. CI may keep no more than the end.
 #[derive(Default)]
 pub(super) struct Repeated {
-    /// Lines of a failed test's output that are still shown; `None` outside of the list of failures.
+    /// Lines of a failed test's output that are still shown. `None` outside of the failures.
     left: Option<usize>,
 }
 

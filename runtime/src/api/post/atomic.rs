@@ -191,7 +191,7 @@ impl Post<'_, ToFlush> {
             return self.done(0, Buffer::Empty);
         }
         let operation = self.desc.context(0, comp.cloned());
-        device.flush(&self.runtime.0, Flush { before, operation, releases: None });
+        Flush { before, operation, releases: None }.begin(&self.runtime.0, device);
         Outcome::Posted
     }
 }
