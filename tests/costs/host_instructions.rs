@@ -6,6 +6,7 @@ use crate::support::{Job, OverShm, Watchdog};
 use carrack::{Buffer, CompQueue, Counter, Rank, RemoteComp, Runtime, Synchronizer, Tag};
 use std::hint::black_box;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
 
 const ROLE: &str = "TEST_HOST_INSTRUCTIONS";
 
@@ -66,29 +67,37 @@ type Task = Box<dyn FnOnce(&Runtime) + Send>;
 
 /// The rank that sends, on a thread of its own: a thread that serves two ranks in turn pays for
 /// each change.
-struct Sender(SyncSender<(Task, SyncSender<()>)>);
+struct Sender {
+    tasks: SyncSender<(Task, SyncSender<()>)>,
+    thread: JoinHandle<()>,
+}
 
 impl Sender {
     fn on_its_thread(rank: Runtime) -> Self {
-        let (sender, tasks) = sync_channel::<(Task, SyncSender<()>)>(0);
-        std::thread::spawn(move || {
-            for (task, ended) in tasks {
+        let (tasks, received) = sync_channel::<(Task, SyncSender<()>)>(0);
+        let thread = std::thread::spawn(move || {
+            for (task, ended) in received {
                 task(&rank);
                 ended.send(()).unwrap();
             }
         });
-        Self(sender)
+        Self { tasks, thread }
     }
 
     fn run(&self, task: impl FnOnce(&Runtime) + Send + 'static) {
         let (ended, end) = sync_channel(0);
-        self.0.send((Box::new(task), ended)).unwrap();
+        self.tasks.send((Box::new(task), ended)).unwrap();
         end.recv().unwrap();
+    }
+
+    fn end(self) {
+        drop(self.tasks);
+        self.thread.join().unwrap();
     }
 }
 
-/// Makes progress that finds nothing: the next message is then none of a stream.
-fn rest(sender: &Sender, receiver: &Runtime) {
+/// Makes progress on both sides. Once nothing is found, the next message is none of a stream.
+fn progress_both(sender: &Sender, receiver: &Runtime) {
     sender.run(|rank| drop(rank.progress()));
     drop(receiver.progress());
 }
@@ -109,16 +118,16 @@ fn a_rank_in_its_role() {
     for number in 1..=WARM_UP + MESSAGES {
         let is_counted = number > WARM_UP;
         if is_counted {
-            rest(&sender, &receiver);
+            progress_both(&sender, &receiver);
             sender.run(move |rank| measured_am(rank, name, number));
             let delivered = measured_delivery(&receiver, &delivered);
             assert_eq!(delivered, number, "one call of progress delivers");
-            rest(&sender, &receiver);
+            progress_both(&sender, &receiver);
             measured_receive(&receiver, buffer, &arrived);
             sender.run(move |rank| measured_send(rank, number));
             let is_there = measured_match(&receiver, &arrived);
             assert!(is_there, "one call of progress matches");
-            rest(&sender, &receiver);
+            progress_both(&sender, &receiver);
             measured_fruitless(&receiver);
         } else {
             receiver.post_recv(Rank(0), buffer, Tag(1)).comp(&arrived).submit().unwrap();
@@ -127,7 +136,7 @@ fn a_rank_in_its_role() {
                 rank.post_send(Rank(1), &number.to_le_bytes(), Tag(1)).submit().unwrap();
             });
             while delivered.get() < number || !arrived.test() {
-                rest(&sender, &receiver);
+                progress_both(&sender, &receiver);
             }
         }
         receiver.post_recv(Rank(0), large, Tag(2)).comp(&queue).submit().unwrap();
@@ -148,6 +157,7 @@ fn a_rank_in_its_role() {
         let Buffer::Vec(back) = status.buffer else { panic!("another buffer") };
         buffer = back;
     }
+    sender.end();
 }
 
 pub(crate) fn counts() -> Vec<Count> {

@@ -1,5 +1,6 @@
 //! Instructions of one function, as callgrind counts them when it runs this test program once more.
 
+use crate::support::alone::quoted;
 use std::path::Path;
 use std::process::Command;
 
@@ -48,7 +49,7 @@ pub(crate) fn counted(
         .output()
         .unwrap();
     let said = [done.stdout, done.stderr].concat();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
+    assert!(done.status.success(), "{}", quoted(&String::from_utf8_lossy(&said)));
     let profile = std::fs::read_to_string(&out).unwrap();
     let _ = std::fs::remove_file(&out);
     instructions(&profile, skipped)

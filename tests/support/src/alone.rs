@@ -21,6 +21,13 @@ pub fn is_alone(module: &str, test: &str) -> bool {
     let said = String::from_utf8_lossy(&again.stdout);
     let complained = String::from_utf8_lossy(&again.stderr);
     // A path of no test passes, too.
-    assert!(again.status.success() && said.contains("1 passed"), "{path}: {said}\n{complained}");
+    let is_passed = again.status.success() && said.contains("1 passed");
+    assert!(is_passed, "{path}:\n{}{}", quoted(&said), quoted(&complained));
     false
+}
+
+/// Marks each line of what another test run printed: a reader of this run does not take it for
+/// this run's.
+pub fn quoted(output: &str) -> String {
+    output.lines().map(|line| format!("| {line}\n")).collect()
 }

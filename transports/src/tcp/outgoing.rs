@@ -34,9 +34,10 @@ const CONNECT: Duration = Duration::from_secs(3);
 /// Pause after all addresses were dialled in vain.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Time for which a peer that has had a connection may refuse. One that closes listens no more, and
-/// dials by itself for its last messages, which takes a while on a busy machine.
-const CLOSING: Duration = Duration::from_secs(1);
+/// Rounds of dialling, a [`PAUSE`] apart, in which a peer that has had a connection may refuse: a
+/// second. One that closes listens no more, and dials by itself for its last messages. On a busy
+/// machine that takes a while.
+const CLOSING: u32 = 10;
 
 /// Time without an acknowledgement of the peer's kernel after which another connection is tried.
 /// The kernel itself waits longer and longer before it sends again, and so outlasts a cut.
@@ -85,8 +86,8 @@ pub(super) struct Sending {
     attempts: u64,
     /// Number of the last connection that came up.
     established: u64,
-    /// Time since which all of the peer's addresses refuse.
-    refused_since: Option<Instant>,
+    /// Rounds in a row in which all of the peer's addresses have refused.
+    refusals: u32,
     /// Bytes of the peer that the connections before have brought.
     received: u64,
 }
@@ -127,7 +128,7 @@ impl Outgoing {
             other: 0,
             attempts: 0,
             established: 0,
-            refused_since: None,
+            refusals: 0,
             received: 0,
         };
         Self {
@@ -354,7 +355,7 @@ impl Outgoing {
         sending.established = hello.attempt.get();
         sending.attempts = sending.attempts.max(sending.established);
         sending.other = hello.from.get();
-        (sending.watched, sending.is_apart, sending.refused_since) = (Some(READS), false, None);
+        (sending.watched, sending.is_apart, sending.refusals) = (Some(READS), false, 0);
         sending.alive_at = Instant::now();
         sending.has_sent = true;
         sending.line = Line::Up(socket);

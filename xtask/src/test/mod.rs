@@ -24,7 +24,7 @@ use crate::error::TaskError;
 use crate::workspace::Workspace;
 use step::{Context, Step, Tier};
 use summary::Summary;
-use tally::Tally;
+use tally::{Repeated, Tally};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -58,8 +58,12 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode, TaskError> {
         return Err(TaskError::NoStep { names: names.join("; ") });
     };
     let budget = largest.max(tier).budget();
-    let mut context =
-        Context { workspace, tally: Tally::default(), repeated: Vec::new(), limit: budget };
+    let mut context = Context {
+        workspace,
+        tally: Tally::default(),
+        repeated: Repeated::default(),
+        limit: budget,
+    };
     let mut summary = Summary::default();
     let steps = wanted.iter().enumerate().take_while(|_| !children::interrupted());
     for (at, step) in steps {
@@ -77,7 +81,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode, TaskError> {
         summary.add(step.name, outcome, took);
     }
     say!("\n{summary}");
-    context.repeated.iter().for_each(|line| say!("{line}"));
+    context.repeated.lines.iter().for_each(|line| say!("{line}"));
     say!("{}", context.tally);
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

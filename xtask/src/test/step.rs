@@ -64,7 +64,7 @@ pub(super) struct Context {
     pub(super) workspace: Workspace,
     pub(super) tally: Tally,
     /// Lines of tests for the end of the run.
-    pub(super) repeated: Vec<String>,
+    pub(super) repeated: Repeated,
     /// Time limit of the running step.
     pub(super) limit: Duration,
 }
@@ -85,11 +85,11 @@ impl Context {
     /// filter that matches nothing tests nothing.
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
         say!("$ {}", children::spoken(command));
-        let (mut tally, mut repeated) = (Tally::default(), Repeated::default());
+        let (mut tally, repeated) = (Tally::default(), &mut self.repeated);
         let result = children::run(command, self.limit, |line| {
             children::echo(line);
             tally.read(line);
-            self.repeated.extend(repeated.takes(line).then(|| line.to_owned()));
+            repeated.read(line);
         });
         if result.is_err() {
             // A test that aborts its process, or does not compile, has no result line.

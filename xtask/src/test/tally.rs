@@ -1,4 +1,4 @@
-//! Counts tests from what `cargo test` prints.
+//! Reads what `cargo test` prints: counts tests, and keeps what stands again at the end of the run.
 
 use std::fmt;
 
@@ -49,34 +49,37 @@ impl fmt::Display for Tally {
 /// Beginning of a line that a test reports by.
 const REPORT: &str = "report: ";
 
-/// Lines of a failed test's output that are repeated: its panic is among the first.
-const SHOWN: usize = 30;
+/// Lines of a failed test's output that are repeated: the first ones, and the last ones.
+const FIRST: usize = 10;
+const LAST: usize = 30;
 
-/// Picks the lines that stand again at the end of the run: reports, and what the tests that failed
-/// printed. CI may keep no more than the end.
-#[derive(Default)]
+/// Lines that stand again at the end of the run: reports, and what the tests that failed printed.
+/// CI may keep no more than the end.
+#[derive(Debug, Default)]
 pub(super) struct Repeated {
-    /// Lines of a failed test's output that are still shown. `None` outside of the failures.
-    left: Option<usize>,
+    pub(super) lines: Vec<String>,
+    /// `true` within the list of failures.
+    is_in_failures: bool,
+    /// Number of the first line of the present test's output.
+    began: Option<usize>,
 }
 
 impl Repeated {
-    /// Returns `true` if a line is to be repeated.
-    pub(super) fn takes(&mut self, line: &str) -> bool {
-        match (line, self.left) {
-            ("failures:", _) => self.left = Some(0),
-            (_, Some(_)) if line.starts_with("test result: ") => self.left = None,
-            (_, Some(_)) if line.starts_with("---- ") => {
-                self.left = Some(SHOWN);
-                return true;
+    /// Takes in a line of output.
+    pub(super) fn read(&mut self, line: &str) {
+        if line == "failures:" || line.starts_with("test result: ") {
+            (self.is_in_failures, self.began) = (line == "failures:", None);
+        } else if self.is_in_failures && line.starts_with("---- ") {
+            self.began = Some(self.lines.len());
+            self.lines.push(line.to_owned());
+        } else if let Some(began) = self.began {
+            self.lines.extend((!line.is_empty()).then(|| line.to_owned()));
+            if self.lines.len() - began > FIRST + LAST {
+                self.lines.remove(began + FIRST);
             }
-            (_, Some(left @ 1..)) => {
-                self.left = Some(left - 1);
-                return !line.is_empty();
-            }
-            _ => {}
+        } else if line.starts_with(REPORT) {
+            self.lines.push(line.to_owned());
         }
-        line.starts_with(REPORT)
     }
 }
 
@@ -87,17 +90,20 @@ mod tests {
     #[test]
     fn reports_and_the_output_of_tests_that_failed_are_repeated() {
         let mut repeated = Repeated::default();
-        let long: Vec<String> = (0..2 * SHOWN).map(|at| format!("line {at}")).collect();
-        let mut lines = vec!["test slow ... FAILED", "report: 3 counts", "successes:"];
-        lines.extend(["---- quick stdout ----", "fine", "failures:", "", "---- slow stdout ----"]);
-        lines.extend(long.iter().map(String::as_str));
-        lines.extend(["---- wrong stdout ----", "panicked", "", "failures:", "    slow"]);
-        lines.extend(["test result: FAILED. 2 passed; 2 failed", "---- next stdout ----", "more"]);
-        lines.retain(|line| repeated.takes(line));
-        let mut expected = vec!["report: 3 counts", "---- slow stdout ----"];
-        expected.extend(long[..SHOWN].iter().map(String::as_str));
-        expected.extend(["---- wrong stdout ----", "panicked"]);
-        assert_eq!(lines, expected);
+        let long: Vec<String> = (0..100).map(|at| format!("line {at}")).collect();
+        let long: Vec<&str> = long.iter().map(String::as_str).collect();
+        let before = ["test slow ... FAILED", "report: 3 counts", "successes:"];
+        let quick = ["---- quick stdout ----", "fine", "failures:", ""];
+        let (slow, wrong) = (["---- slow stdout ----"], ["---- wrong stdout ----", "| failures:"]);
+        let end = ["", "failures:", "    slow", "test result: FAILED. 2 passed; 2 failed"];
+        let next = ["---- next stdout ----", "more"];
+        let all = [&before[..], &quick, &slow, &long, &wrong, &end, &next].concat();
+        all.into_iter().for_each(|line| repeated.read(line));
+        let (first, last) = (&long[..FIRST - 1], &long[100 - LAST..]);
+        assert_eq!(
+            repeated.lines,
+            [&["report: 3 counts"], &slow[..], first, last, &wrong].concat()
+        );
     }
 
     #[test]

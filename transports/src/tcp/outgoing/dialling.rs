@@ -89,9 +89,8 @@ impl Outgoing {
         why: &str,
         refused: bool,
     ) {
-        let since = sending.refused_since.take().unwrap_or_else(Instant::now);
-        sending.refused_since = refused.then_some(since);
-        let may_close = sending.other > 0 && since.elapsed() < CLOSING;
+        sending.refusals = if refused { sending.refusals + 1 } else { 0 };
+        let may_close = sending.other > 0 && sending.refusals <= CLOSING;
         let cause = if refused && !may_close {
             format!("no process listens at its address any more: {why}")
         } else if sending.alive_at.elapsed() >= shared.options.timeout {
