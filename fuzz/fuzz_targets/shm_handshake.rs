@@ -2,7 +2,7 @@
 #![no_main]
 
 use carrack_transports::contract::AddressBlob;
-use carrack_transports::shm::handshake::{HandshakeMessage, MAX_MESSAGE, ShmAddress};
+use carrack_transports::internals::shm::{HandshakeMessage, MAX_MESSAGE, ShmAddress};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

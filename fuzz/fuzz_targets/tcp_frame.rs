@@ -3,8 +3,7 @@
 #![no_main]
 
 use carrack::transports::contract::AddressBlob;
-use carrack::transports::tcp::address::TcpAddress;
-use carrack::transports::tcp::frame::{Frame, HEAD};
+use carrack::transports::internals::tcp::{Frame, HEAD, TcpAddress};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,8 +2,7 @@
 #![no_main]
 
 use carrack_transports::contract::AddressBlob;
-use carrack_transports::verbs::address::RdmaAddress;
-use carrack_transports::verbs::wire::{MAX_MESSAGE, SetupMessage};
+use carrack_transports::internals::verbs::{MAX_MESSAGE, RdmaAddress, SetupMessage};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

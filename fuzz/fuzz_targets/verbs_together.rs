@@ -2,8 +2,8 @@
 #![no_main]
 
 use carrack_transports::contract::{Payload, PeerId};
+use carrack_transports::internals::verbs::OpenedAggregate;
 use carrack_transports::mem::{HostAllocator, MemRef, PacketPool};
-use carrack_transports::verbs::together::OpenedAggregate;
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, LazyLock};
 

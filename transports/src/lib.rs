@@ -29,6 +29,7 @@
 #![warn(clippy::cast_possible_truncation)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+#![cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
 
 #[cfg(not(loom))]
 pub mod clock;
@@ -40,6 +41,8 @@ pub mod dynamic;
 pub mod fnv;
 pub mod fork;
 pub mod gpu;
+#[cfg(all(feature = "internals", not(loom)))]
+pub mod internals;
 #[cfg(not(loom))]
 pub mod loopback;
 pub mod mem;

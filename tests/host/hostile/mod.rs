@@ -16,13 +16,13 @@ use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
     Transport,
 };
+use carrack::transports::internals::shm::{
+    HandshakeMessage, MAX_MESSAGE, PROTOCOL, ShmAddress, SocketNamespace, greeting,
+};
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::packets::{Channel, Listener, Received};
 use carrack::transports::net::proof::Role;
-use carrack::transports::shm::handshake::{
-    HandshakeMessage, MAX_MESSAGE, PROTOCOL, ShmAddress, SocketNamespace, greeting,
-};
 use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};
 use carrack::transports::shm::{Geometry, Shm};
 use carrack::transports::sync::ring::{Producer, Slots};

@@ -5,8 +5,8 @@ use super::receivers::{FalseReceiver, am, eventfd};
 use super::{ATTACKER, GEOMETRY, Ground, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
+use carrack::transports::internals::shm::{HandshakeMessage, ShmAddress, SocketNamespace};
 use carrack::transports::net::packets::{Channel, ConnectError, Peer, Received};
-use carrack::transports::shm::handshake::{HandshakeMessage, ShmAddress, SocketNamespace};
 use carrack::transports::shm::segment::{BellPage, Segment};
 use rustix::io::Errno;
 use rustix::net::{

@@ -5,11 +5,12 @@
 use crate::support::LIMIT;
 use crate::support::nics::{Ground, PACKET, fabric_of, nic};
 use carrack::transports::contract::{Identity, PeerId};
+use carrack::transports::internals::verbs::{
+    QueuePairEnd, RdmaAddress, SetupChannel, SetupMessage, SetupReceived, greeting,
+};
 use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
-use carrack::transports::verbs::address::RdmaAddress;
-use carrack::transports::verbs::channel::{SetupChannel, SetupReceived};
 use carrack::transports::verbs::port::choose_gid;
 use carrack::transports::verbs::sys::bindings::{
     self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
@@ -18,7 +19,6 @@ use carrack::transports::verbs::sys::{
     AccessFlags, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair,
     QueuePairSpec, SharedReceiveQueue,
 };
-use carrack::transports::verbs::wire::{QueuePairEnd, SetupMessage, greeting};
 use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,11 +5,11 @@ use crate::support::alone::is_alone;
 use crate::support::nics::{Ground, Heard, Side, fabric_of, identity, nic, options};
 use crate::support::{Watchdog, random, rng};
 use carrack::transports::contract::{DownCause, Event, PeerId};
+use carrack::transports::internals::verbs::{
+    MAX_MESSAGE, QueuePairEnd, RdmaAddress, SetupChannel, SetupMessage, SetupReceived,
+};
 use carrack::transports::net::key::DeviceKey;
 use carrack::transports::net::proof::{Role, Session};
-use carrack::transports::verbs::address::RdmaAddress;
-use carrack::transports::verbs::channel::{SetupChannel, SetupReceived};
-use carrack::transports::verbs::wire::{MAX_MESSAGE, QueuePairEnd, SetupMessage};
 use carrack_simulators::nic::Config;
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

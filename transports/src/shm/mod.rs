@@ -3,7 +3,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`segment`] | the memory: a sealed memfd with a ring, its chunks, and flags |
-//! | [`handshake`] | the messages by which a sender shows its segment to a receiver |
+//! | `handshake` | the messages by which a sender shows its segment to a receiver |
 //! | `link` | the sending side: inline into the ring, or through a chunk |
 //! | `device` | the receiving side, and the upkeep of both sides |
 //! | `pending` | a pending connection, from its call to its welcome |
@@ -22,7 +22,7 @@
 
 mod device;
 pub(crate) mod export;
-pub mod handshake;
+pub(crate) mod handshake;
 mod inbound;
 mod kernel_copy;
 mod link;

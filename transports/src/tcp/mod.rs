@@ -15,9 +15,9 @@
 //! | `incoming` | the receiving end: bytes become messages, and puts land in windows |
 //! | `windows` | buffers that peers' puts are scattered into, until they are taken back |
 //! | `pending` | connections that have not proved themselves |
-//! | [`frame`] | the heads between the bytes |
+//! | `frame` | the heads between the bytes |
 //! | `wire` | the first messages of a connection |
-//! | [`address`] | published addresses |
+//! | `address` | published addresses |
 //! | `socket` | system calls on sockets |
 //! | `settings` | the settings of this transport |
 //!
@@ -44,12 +44,12 @@
 //! is also gone when its kernel has not answered for `CARRACK_PEER_TIMEOUT`. A process that
 //! computes or is stopped is there, since its kernel answers for it.
 
-pub mod address;
+pub(crate) mod address;
 mod calls;
 mod device;
 mod ends;
 mod flusher;
-pub mod frame;
+pub(crate) mod frame;
 mod hot;
 mod incoming;
 mod link;

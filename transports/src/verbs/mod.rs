@@ -6,9 +6,9 @@
 //! | [`options`] | options of queue pairs and paths |
 //! | `survey`, `choice` | this machine's devices, and a rank's choice among them |
 //! | [`port`] | choice of a port, and of its GID |
-//! | [`address`] | a device's published address, and reachability |
-//! | [`wire`] | the messages by which two devices make a connection |
-//! | [`channel`] | the TCP connection that carries them, and stays open |
+//! | `address` | a device's published address, and reachability |
+//! | `wire` | the messages by which two devices make a connection |
+//! | `channel` | the TCP connection that carries them, and stays open |
 //! | `domain` | a port, opened for a rank |
 //! | `queue_pairs` | queue pairs, and the states that they are brought into |
 //! | `thread_domains` | queue pairs that the library takes no locks for |
@@ -17,7 +17,7 @@
 //! | `gpu_memory` | memory of GPUs, made known to the NIC |
 //! | `wr_id` | names of work requests |
 //! | `signs` | signals between senders and the poller |
-//! | [`together`] | short messages that go to a peer in one request |
+//! | `together` | short messages that go to a peer in one request |
 //! | `sending` | work requests, and the resources that they hold |
 //! | `transfers` | bytes that the NIC moves between this rank's memory and a peer's |
 //! | `receives` | the shared receive queue and its packets |
@@ -35,10 +35,10 @@
 //! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md
 //! gives the reason for the TCP connections.
 
-pub mod address;
+pub(crate) mod address;
 mod bounces;
 mod callers;
-pub mod channel;
+pub(crate) mod channel;
 mod choice;
 mod chunks;
 mod completions;
@@ -63,9 +63,9 @@ mod signs;
 mod survey;
 pub mod sys;
 mod thread_domains;
-pub mod together;
+pub(crate) mod together;
 mod transfers;
-pub mod wire;
+pub(crate) mod wire;
 mod wishes;
 mod wr_id;
 
