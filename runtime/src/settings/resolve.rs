@@ -77,7 +77,7 @@ impl SettingsBuilder {
     }
 
     /// Resolves as [`build`](Self::build), from variables of the caller instead of the process's
-    /// own. With none a test does not depend on its environment.
+    /// own. With none the program alone chooses.
     ///
     /// # Errors
     /// As for [`build`](Self::build).
