@@ -98,12 +98,7 @@ impl Kind for Recv<'_> {
     const NAME: &'static str = "a receive";
 
     fn take_back(&mut self, buffer: Buffer) -> bool {
-        // A buffer that the peer may still write stays with the runtime.
-        let is_back = !matches!(buffer, Buffer::Empty);
-        if is_back {
-            self.hold(buffer);
-        }
-        is_back
+        self.hold_again(buffer)
     }
 
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {

@@ -220,9 +220,7 @@ impl Kind for Put<'_> {
     }
 
     fn take_back(&mut self, buffer: Buffer) -> bool {
-        if !matches!(buffer, Buffer::Empty) {
-            self.hold(buffer);
-        }
+        self.hold_again(buffer);
         self.buffer.is_some()
     }
 
@@ -439,12 +437,7 @@ impl Kind for Get<'_> {
     const NAME: &'static str = "a get";
 
     fn take_back(&mut self, buffer: Buffer) -> bool {
-        // A buffer that the peer may still write stays with the runtime.
-        let is_back = !matches!(buffer, Buffer::Empty);
-        if is_back {
-            self.hold(buffer);
-        }
-        is_back
+        self.hold_again(buffer)
     }
 
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
