@@ -112,6 +112,49 @@ pub(super) struct Client {
     socket: OwnedFd,
 }
 
+/// Implements the methods of [`Bootstrap`](super::Bootstrap) that a type has by its `rank`, its
+/// `size`, its `job` and its `client`.
+macro_rules! by_client {
+    () => {
+        fn rank(&self) -> u32 {
+            self.rank
+        }
+
+        fn size(&self) -> u32 {
+            self.size
+        }
+
+        fn job(&self) -> &JobId {
+            &self.job
+        }
+
+        fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+            self.client.put(key, value)
+        }
+
+        fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+            self.client.get(key)
+        }
+
+        fn check(&self, rank: u32) -> Result<(), BootstrapError> {
+            self.client.check(rank)
+        }
+
+        fn fence(&self) -> Result<(), BootstrapError> {
+            self.client.fence()
+        }
+
+        fn finish(&self) -> Result<(), BootstrapError> {
+            self.client.finish()
+        }
+
+        fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.client.wait_fd())
+        }
+    };
+}
+pub(super) use by_client;
+
 #[derive(Debug)]
 struct Connection {
     arrivals: Arrivals,

@@ -11,7 +11,7 @@ use carrack_transports::net::greeting::{Carrier as _, Fault};
 use carrack_transports::net::packets::{Channel, ConnectError};
 
 use super::adopt::{adopt, wrong};
-use super::client::{Client, Host, Wire};
+use super::client::{Client, Host, Wire, by_client};
 use super::error::BootstrapError;
 use super::job::JobId;
 use super::protocol::{FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
@@ -70,41 +70,7 @@ impl FromLauncher {
 }
 
 impl Bootstrap for FromLauncher {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn size(&self) -> u32 {
-        self.size
-    }
-
-    fn job(&self) -> &JobId {
-        &self.job
-    }
-
-    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        self.client.put(key, value)
-    }
-
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        self.client.get(key)
-    }
-
-    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
-        self.client.check(rank)
-    }
-
-    fn fence(&self) -> Result<(), BootstrapError> {
-        self.client.fence()
-    }
-
-    fn finish(&self) -> Result<(), BootstrapError> {
-        self.client.finish()
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.client.wait_fd())
-    }
+    by_client!();
 }
 
 /// Reads the launcher's `Hello`, which lies in the socket before the program starts.

@@ -66,7 +66,7 @@ use carrack_transports::fork::Owner;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::Bootstrap;
-use super::client::{Client, Host, Wire};
+use super::client::{Client, Host, Wire, by_client};
 use super::error::BootstrapError;
 use super::exchange::Exchange;
 use super::job::JobId;
@@ -180,46 +180,10 @@ impl FromEnvironment {
 }
 
 impl Bootstrap for FromEnvironment {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn size(&self) -> u32 {
-        self.size
-    }
+    by_client!();
 
     fn place_on_node(&self) -> u32 {
         self.place_on_node
-    }
-
-    fn job(&self) -> &JobId {
-        &self.job
-    }
-
-    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        self.client.put(key, value)
-    }
-
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        self.client.get(key)
-    }
-
-    fn check(&self, rank: u32) -> Result<(), BootstrapError> {
-        self.client.check(rank)
-    }
-
-    fn fence(&self) -> Result<(), BootstrapError> {
-        self.client.fence()
-    }
-
-    /// Announces the end, as the trait says; rank 0 also waits until all others, which use its
-    /// store, have finished.
-    fn finish(&self) -> Result<(), BootstrapError> {
-        self.client.finish()
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.client.wait_fd())
     }
 }
 
