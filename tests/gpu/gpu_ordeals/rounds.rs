@@ -2,10 +2,9 @@
 
 use crate::support::Watchdog;
 use crate::support::amount;
-use crate::support::gpu_ranks::{
-    Gpus, Kind, PATIENCE, are_real, filled, get, holds, put, receive, send,
-};
-use crate::support::ranks::{Ranks, Role, listing};
+use crate::support::gpu_ranks::{Gpus, Kind, PATIENCE, filled, get, holds, put, receive, send};
+use crate::support::possessions::Possessions;
+use crate::support::ranks::{Ranks, Role};
 use carrack::region::Region;
 use carrack::transports::mem::AllocId;
 use carrack::{Rank, RemoteKey, Runtime, Tag};
@@ -90,42 +89,6 @@ fn lends(gpus: &Gpus, runtime: &Runtime, round: u64) -> Names {
     receive(runtime, Rank(0), vec![0; 1], OVER).unwrap().ok().unwrap();
     vec![name(&region)]
 }
-
-/// Resources of a rank.
-#[derive(Debug)]
-struct Possessions {
-    descriptors: usize,
-    mappings: usize,
-    /// Allocations and openings of a simulated driver.
-    live: Option<[u64; 3]>,
-}
-
-impl Possessions {
-    fn of_this_process(gpus: &Gpus) -> Self {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let live = gpus.fake.as_ref().map(|fake| {
-            let counters = fake.counters();
-            [
-                counters.allocs - counters.frees,
-                counters.opens - counters.closes,
-                counters.maps - counters.unmaps,
-            ]
-        });
-        Self { descriptors: listing("/proc/self/fd").len(), mappings: maps.lines().count(), live }
-    }
-
-    /// Returns `true` if the process has no more than `other`. The kernel joins mappings that are
-    /// neighbours, and splits them: a few more or less are not ours.
-    fn within(&self, other: &Self) -> bool {
-        self.descriptors <= other.descriptors
-            && self.mappings <= other.mappings + if are_real() { SLACK_OF_A_DRIVER } else { SLACK }
-            && self.live <= other.live
-    }
-}
-
-const SLACK: usize = 8;
-/// A real driver maps and unmaps for itself, too.
-const SLACK_OF_A_DRIVER: usize = 32;
 
 /// Waits until what the last round had is freed, and this rank has no more than it had; then
 /// counts. Memory that others had mapped is freed when they have noticed.
