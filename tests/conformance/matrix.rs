@@ -2,7 +2,7 @@
 
 use crate::support::guard::Guarded;
 use crate::support::over_each_transport;
-use crate::support::pairwise::rows;
+use crate::support::pairwise::{OPERATIONS, Operation, rows};
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
 use carrack::buffer::{Buffer, SendBuffer};
@@ -22,20 +22,6 @@ over_each_transport!(
 /// packet.
 const SIZES: [usize; 19] =
     [0, 1, 3, 8, 17, 39, 40, 41, 96, 97, 152, 153, 207, 208, 209, 4000, 8191, 8192, 8193];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
-    Am,
-    Send(Matching),
-}
-
-const OPERATIONS: [Operation; 5] = [
-    Operation::Am,
-    Operation::Send(Matching::None),
-    Operation::Send(Matching::RankOnly),
-    Operation::Send(Matching::TagOnly),
-    Operation::Send(Matching::RankTag),
-];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {

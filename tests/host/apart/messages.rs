@@ -2,7 +2,7 @@
 
 use super::{PairedRank, SIZE};
 use crate::support::guard::Guarded;
-use crate::support::pairwise::rows;
+use crate::support::pairwise::{OPERATIONS, Operation, rows};
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::{pattern, posted, until};
 use carrack::buffer::{Buffer, SendBuffer};
@@ -15,20 +15,6 @@ const SIZES: [usize; 16] =
 
 /// Longest message in one piece, in bytes.
 const PACKET: usize = 8192;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
-    Am,
-    Send(Matching),
-}
-
-const OPERATIONS: [Operation; 5] = [
-    Operation::Am,
-    Operation::Send(Matching::None),
-    Operation::Send(Matching::RankOnly),
-    Operation::Send(Matching::TagOnly),
-    Operation::Send(Matching::RankTag),
-];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {

@@ -1,7 +1,22 @@
 //! All pairs of the values of several parameters, in few rows.
 
+use carrack::Matching;
 use rand::{Rng, rngs::SmallRng};
 use std::collections::HashSet;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Am,
+    Send(Matching),
+}
+
+pub const OPERATIONS: [Operation; 5] = [
+    Operation::Am,
+    Operation::Send(Matching::None),
+    Operation::Send(Matching::RankOnly),
+    Operation::Send(Matching::TagOnly),
+    Operation::Send(Matching::RankTag),
+];
 
 /// Returns rows, one value for each parameter, such that each pair of values of two parameters is
 /// in some row. `sizes` says how many values each parameter has.
