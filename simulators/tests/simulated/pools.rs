@@ -3,13 +3,13 @@
 #![expect(unsafe_code, reason = "GPU memory is handed over by address")]
 
 use carrack_simulators::gpu::{FakeConfig, FakeDriver, FakeGpu};
+use carrack_test_support::liar::{Liar, part};
 use carrack_transports::gpu::{Driver, Flavour, Gpu};
 use carrack_transports::mem::{
     AllocError, Chunk, GpuAllocator, HostAllocator, MemKind, Packet, PacketAllocator, PacketPool,
     PacketSource, PinnedAllocator,
 };
 use std::alloc::Layout;
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,35 +90,6 @@ fn pinned_packets_are_for_the_cpu_as_well() {
 
 // ---- allocators that lie ------------------------------------------------------------------------
 
-/// An allocator whose statements about its memory may be false.
-struct Liar<F> {
-    kind: MemKind,
-    gpu: Option<Arc<dyn Gpu>>,
-    gives: F,
-}
-
-impl<F> fmt::Debug for Liar<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Liar")
-    }
-}
-
-// SAFETY: it breaks its promise on purpose, in the ways that the pool is to catch.
-unsafe impl<F> PacketAllocator for Liar<F>
-where
-    F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync,
-{
-    fn kind(&self) -> MemKind {
-        self.kind
-    }
-    fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
-        self.gpu.as_ref()
-    }
-    fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
-        (self.gives)(layout)
-    }
-}
-
 /// Creates a pool over an allocator that says it is the host's.
 fn lying(
     gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
@@ -144,12 +115,6 @@ fn refused(pool: &PacketPool) -> AllocError {
     assert!(why.is_broken_promise(), "{why}");
     assert_eq!(pool.allocated() % 256, 0);
     why
-}
-
-/// Returns a part of some chunk, as a chunk of its own.
-fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
-    // SAFETY: the tests do not go beyond it; exclusive use is the lie.
-    unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use super::PATIENCE;
 use super::roles::{Came, KINDS, SIZES, check, device_of, gpus, send};
+use crate::support::liar::{Liar, part};
 use carrack::packet::{
     AllocError, Chunk, GpuAllocator, HostAllocator, PacketAllocator, PacketPool, PacketSource,
 };
@@ -12,7 +13,6 @@ use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::MemKind;
 use carrack::{ProgressError, Rank, ResourceError, Runtime, Tag};
 use std::alloc::Layout;
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -73,45 +73,12 @@ pub(crate) fn own(runtime: &Runtime) {
     );
 }
 
-/// An allocator as it says, and as it is.
-struct Says<F> {
-    kind: MemKind,
-    gpu: Option<Arc<dyn Gpu>>,
-    gives: F,
-}
-
-impl<F> fmt::Debug for Says<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Says({})", self.kind)
-    }
-}
-
-// SAFETY: the allocators made of it here break the promise on purpose. The device detects that
-// before the memory is used. Only `little` keeps the promise: its memory is that of a
-// `GpuAllocator`.
-unsafe impl<F> PacketAllocator for Says<F>
-where
-    F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync,
-{
-    fn kind(&self) -> MemKind {
-        self.kind
-    }
-
-    fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
-        self.gpu.as_ref()
-    }
-
-    fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
-        (self.gives)(layout)
-    }
-}
-
 /// Returns an allocator that claims that its memory is on a GPU.
 fn says_on<F>(gpu: &Arc<dyn Gpu>, gives: F) -> Arc<dyn PacketAllocator>
 where
     F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
 {
-    Arc::new(Says { kind: MemKind::Device(gpu.info().uuid), gpu: Some(gpu.clone()), gives })
+    Arc::new(Liar { kind: MemKind::Device(gpu.info().uuid), gpu: Some(gpu.clone()), gives })
 }
 
 fn of_flavour(
@@ -120,13 +87,6 @@ fn of_flavour(
 ) -> impl Fn(Layout) -> Result<Chunk, AllocError> + use<> {
     let gpu = gpu.clone();
     move |layout| Ok(Chunk::of_region(gpu.allocate(layout.size(), flavour)?).unwrap())
-}
-
-/// Returns a part of what another chunk is, and so not its own.
-fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
-    // SAFETY: the part lies within `of`. That the part is not shared is the lie, which is
-    // detected.
-    unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }
 }
 
 /// Runs the role: each lie is an error of the device's making, which names it.
@@ -195,7 +155,7 @@ pub(crate) fn lies(runtime: &Runtime) {
     assert!(runtime.packet_pool(again(4096)).take().is_some());
     // Memory of a GPU that is said to be the host's: the CPU would go there.
     let gives = of_flavour(gpu, Flavour::Plain);
-    let host = runtime.packet_pool(Arc::new(Says { kind: MemKind::Host, gpu: None, gives }));
+    let host = runtime.packet_pool(Arc::new(Liar { kind: MemKind::Host, gpu: None, gives }));
     assert!(host.take().is_none());
     let why = host.last_failure().unwrap();
     assert!(
