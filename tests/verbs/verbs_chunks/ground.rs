@@ -1,7 +1,7 @@
 //! Two ranks in this process, each with a simulated NIC of its own, and small chunks.
 
 use crate::support::sink::Sink;
-use crate::support::{Job, OverSimulatedNic, built, connect, settle, until};
+use crate::support::{Job, OverSimulatedNic, built, connect, pattern, settle, until};
 use carrack::bootstrap::InProcess;
 use carrack::region::Region;
 use carrack::transports::verbs::VerbsOptions;
@@ -109,6 +109,20 @@ impl ChunkGround {
     pub(crate) fn chunks_written(&self, rank: usize, since: &[MemoryCounters; 2]) -> usize {
         // The peer also writes some words that acknowledge chunks.
         (self.counters()[rank].written - since[rank].written) as usize / CHUNK
+    }
+
+    /// Sends messages both ways at once, each by `more` bytes longer than the one before.
+    pub(super) fn carries_both_ways(&self, count: u64, more: usize) {
+        let begun = |number: u64| {
+            let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * more);
+            let bytes = pattern(number, size);
+            let (given, room) = (bytes.clone().into(), vec![0; size].into());
+            (bytes, self.begin((from, given), (1 - from, room), Some(Tag(number))))
+        };
+        for (bytes, (left, came)) in (0..count).map(begun).collect::<Vec<_>>() {
+            assert!(came.one(&self.ranks).bytes() == Some(&bytes[..]));
+            assert!(left.one(&self.ranks).error.is_none());
+        }
     }
 
     /// Begins to send from one rank to another.

@@ -119,20 +119,6 @@ fn what_a_nic_knows_already_is_not_registered_again() {
 fn many_messages_both_ways_share_a_link() {
     let _watchdog = Watchdog::over("many messages in chunks");
     let ground = ChunkGround::new();
-    let mut all = Vec::new();
-    for number in 0..24_u64 {
-        let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 9973);
-        let bytes = pattern(number, size);
-        let ends = ground.begin(
-            (from, bytes.clone().into()),
-            (1 - from, vec![0; size].into()),
-            Some(Tag(number)),
-        );
-        all.push((bytes, ends));
-    }
-    for (bytes, (left, came)) in all {
-        assert_eq!(came.one(&ground.ranks).bytes(), Some(&bytes[..]));
-        assert!(left.one(&ground.ranks).error.is_none());
-    }
+    ground.carries_both_ways(24, 9973);
     assert_eq!(ground.registered(), [0, 0]);
 }

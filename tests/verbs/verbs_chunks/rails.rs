@@ -135,21 +135,7 @@ fn whatever_nic_refuses_a_chunk_the_rest_comes_part_by_part() {
 fn many_messages_both_ways_share_the_nics() {
     let _watchdog = Watchdog::over("many messages over several NICs");
     let ground = connected([2, 2]);
-    let mut all = Vec::new();
-    for number in 0..20_u64 {
-        let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 19_973);
-        let bytes = pattern(number, size);
-        let ends = ground.begin(
-            (from, bytes.clone().into()),
-            (1 - from, vec![0; size].into()),
-            Some(Tag(number)),
-        );
-        all.push((bytes, ends));
-    }
-    for (bytes, (left, came)) in all {
-        assert!(came.one(&ground.ranks).bytes() == Some(&bytes[..]));
-        assert!(left.one(&ground.ranks).error.is_none());
-    }
+    ground.carries_both_ways(20, 19_973);
 }
 
 /// Begins a message. Each of the sender's two NICs has chunks of it, and does not begin with them.
