@@ -6,11 +6,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates whose sources are in `src`.
-const CRATES: [&str; 6] = ["runtime", "transports", "simulators", "cli", "children", "xtask"];
+const CRATES: [&str; 7] =
+    ["runtime", "transports", "transports/layout", "simulators", "cli", "children", "xtask"];
 
 /// Folders in which each entry is a crate: a file or a folder.
-const FOLDERS: [&str; 6] =
-    ["tests", "transports/tests", "simulators/tests", "examples", "benches", "fuzz/fuzz_targets"];
+const FOLDERS: [&str; 8] = [
+    "tests",
+    "runtime/examples",
+    "transports/tests",
+    "transports/layout/tests",
+    "simulators/tests",
+    "examples",
+    "benches",
+    "fuzz/fuzz_targets",
+];
 
 /// Returns the types that a source declares, with their lines: structs, enums, unions and traits,
 /// and aliases outside of functions, traits and their implementations. The source is formatted:
