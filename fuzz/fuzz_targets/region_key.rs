@@ -12,21 +12,21 @@ const LEN: usize = 5000;
 /// In a key: the process. Another one's descriptors are left alone here.
 const PROCESS: usize = 1;
 
-struct Ground {
+struct Fixture {
     domain: Arc<dyn Domain>,
     region: Region,
     exported: Exported,
 }
 
-fn ground() -> Option<&'static Ground> {
-    static GROUND: OnceLock<Option<Ground>> = OnceLock::new();
+fn fixture() -> Option<&'static Fixture> {
+    static GROUND: OnceLock<Option<Fixture>> = OnceLock::new();
     let make = || {
         let shm = Shm::new(Geometry { slots: 8, chunks: 1, chunk_size: 4096 });
         let identity = Identity { me: PeerId(0), ranks: 1, secret: [0; 16] };
         let domain = shm.open(&shm.devices().ok()?.remove(0), identity).ok()?;
         let region = Region::shared(LEN).ok()?;
         let exported = domain.export(&region).ok()?;
-        Some(Ground { domain, region, exported })
+        Some(Fixture { domain, region, exported })
     };
     GROUND.get_or_init(make).as_ref()
 }
@@ -40,7 +40,7 @@ enum Key {
 }
 
 fuzz_target!(|key: Key| {
-    let Some(Ground { domain, region, exported }) = ground() else { return };
+    let Some(Fixture { domain, region, exported }) = fixture() else { return };
     let mut bytes = exported.key.0.clone();
     match key {
         Key::Near(changes) => {

@@ -29,7 +29,7 @@ enum Way {
 const WAYS: [Way; 3] = [Way::Am, Way::Expected, Way::Unexpected];
 
 /// A rank that talks to itself.
-struct Ground {
+struct Fixture {
     rank: Runtime,
     counter: Counter,
     name: RemoteComp,
@@ -37,12 +37,12 @@ struct Ground {
     buffer: Cell<Vec<u8>>,
 }
 
-impl Ground {
+impl Fixture {
     fn new<J: Job>() -> Self {
         let rank = J::ranks(1).remove(0);
         let counter = Counter::new();
         let name = rank.register_comp(&counter).unwrap();
-        let ground = Self {
+        let fixture = Self {
             rank,
             counter,
             name,
@@ -51,10 +51,10 @@ impl Ground {
         };
         for number in 0..300 {
             for way in WAYS {
-                ground.one(way, number);
+                fixture.one(way, number);
             }
         }
-        ground
+        fixture
     }
 
     fn one(&self, way: Way, number: u64) {
@@ -116,10 +116,10 @@ impl Ground {
 }
 
 fn allocations<J: Job>(way: Way) -> u64 {
-    let ground = Ground::new::<J>();
+    let fixture = Fixture::new::<J>();
     let before = ALLOCATIONS.get();
     for number in 0..MESSAGES {
-        ground.one(way, number);
+        fixture.one(way, number);
     }
     ALLOCATIONS.get() - before
 }
@@ -174,16 +174,16 @@ const ROLE: &str = "QUIET_PATH_ROLE";
 fn a_child_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let way = WAYS.into_iter().find(|way| format!("{way:?}") == role);
-    let grounds = way.map(|way| (way, Ground::new::<OverShm>()));
-    if let Some((way, ground)) = &grounds {
-        assert_eq!(ground.rank.settings().transports(), [TransportChoice::Shm]);
+    let fixtures = way.map(|way| (way, Fixture::new::<OverShm>()));
+    if let Some((way, fixture)) = &fixtures {
+        assert_eq!(fixture.rank.settings().transports(), [TransportChoice::Shm]);
         // Right before the filter: the ring is warm, and has not been idle.
-        ground.one(*way, 0);
+        fixture.one(*way, 0);
     }
     forbid_system_calls();
-    if let Some((way, ground)) = &grounds {
+    if let Some((way, fixture)) = &fixtures {
         for number in 0..MESSAGES {
-            ground.one(*way, number);
+            fixture.one(*way, number);
         }
     }
     if role == "forbidden" {

@@ -5,7 +5,7 @@
 //! is an error. One that is waited for is `Done`. An operation that would end unseen is refused,
 //! and does nothing.
 
-use crate::memory::{AccessWay, MemoryGround, ways};
+use crate::memory::{AccessMethod, MemoryFixture, methods};
 use crate::support::over_each_transport;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
@@ -98,7 +98,7 @@ enum Room {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct TriedCase {
     operation: TriedOperation,
-    way: AccessWay,
+    method: AccessMethod,
     room: Room,
     comp: Option<Sort>,
     verb: Verb,
@@ -116,7 +116,7 @@ enum Nature {
 
 impl TriedCase {
     fn nature(&self) -> Nature {
-        let is_asked = self.way != AccessWay::Mapped;
+        let is_asked = self.method != AccessMethod::Mapped;
         match (self.operation, self.room) {
             (Put { .. } | Get { .. }, _) if self.has_nic => Nature::Posted,
             (Am { .. } | Send { .. }, Room::NoSlot) => Nature::Retry,
@@ -199,18 +199,18 @@ fn every_operation_keeps_to_what_is_allowed_while_too_many_wait_for_the_peer<J: 
 
 fn each_case<J: Job>(room: Room) {
     let mut seed = 0;
-    let ways = ways::<J>();
-    for &way in &ways {
-        let bench = Bench::new::<J>(way);
-        let messages = MESSAGES.iter().filter(|_| way == ways[0]);
+    let methods = methods::<J>();
+    for &method in &methods {
+        let bench = Bench::new::<J>(method);
+        let messages = MESSAGES.iter().filter(|_| method == methods[0]);
         let flush = [Flush { follows: true }];
-        let flush = flush.iter().filter(|_| way != AccessWay::Mapped);
+        let flush = flush.iter().filter(|_| method != AccessMethod::Mapped);
         for &operation in OF_MEMORY.iter().chain(messages).chain(flush) {
             for comp in SORTS.into_iter().map(Some).chain([None]) {
                 for verb in [Verb::TrySubmit, Verb::Submit, Verb::Wait] {
                     seed += 1;
                     let has_nic = J::IS_RDMA;
-                    let case = TriedCase { operation, way, room, comp, verb, has_nic };
+                    let case = TriedCase { operation, method, room, comp, verb, has_nic };
                     println!("{case:?}");
                     let run = Run::new(&bench, case, seed);
                     if case.is_unseen() { run.is_refused() } else { run.run() }
@@ -222,7 +222,7 @@ fn each_case<J: Job>(room: Room) {
 
 /// Two ranks, and what the first one's operations are about.
 struct Bench {
-    ground: MemoryGround,
+    fixture: MemoryFixture,
     /// Statuses at rank 1 of active messages, and of the notifications of puts and gets.
     told: Mutex<Vec<Status>>,
     name: RemoteComp,
@@ -230,32 +230,32 @@ struct Bench {
 }
 
 impl Bench {
-    fn new<J: Job>(way: AccessWay) -> std::sync::Arc<Self> {
-        let ground = MemoryGround::with_settings::<J>(
+    fn new<J: Job>(method: AccessMethod) -> std::sync::Arc<Self> {
+        let fixture = MemoryFixture::with_settings::<J>(
             J::settings().setting("shm_slots", 8).setting("tcp_window", 8192).offers(OFFERS),
-            way,
+            method,
             64,
         );
         if J::IS_RDMA {
             // The first asks where the region is.
-            sent(&ground.ranks, || {
-                ground.ranks[0].post_put(Rank(1), &[0], &ground.rmr, 0).try_submit()
+            sent(&fixture.ranks, || {
+                fixture.ranks[0].post_put(Rank(1), &[0], &fixture.rmr, 0).try_submit()
             });
-            settle(&ground.ranks);
+            settle(&fixture.ranks);
         }
         std::sync::Arc::new_cyclic(|bench: &std::sync::Weak<Self>| {
             let bench = bench.clone();
             let tell = Handler::new(move |status| {
                 bench.upgrade().unwrap().told.lock().push(status);
             });
-            let name = ground.ranks[1].register_comp(&tell).unwrap();
-            let filler = ground.ranks[1].register_comp(&Counter::new()).unwrap();
-            Self { ground, told: Mutex::default(), name, filler }
+            let name = fixture.ranks[1].register_comp(&tell).unwrap();
+            let filler = fixture.ranks[1].register_comp(&Counter::new()).unwrap();
+            Self { fixture, told: Mutex::default(), name, filler }
         })
     }
 
     fn ranks(&self) -> &[Runtime; 2] {
-        &self.ground.ranks
+        &self.fixture.ranks
     }
 
     fn word(&self) -> u64 {
@@ -263,7 +263,7 @@ impl Bench {
     }
 
     fn memory(&self, len: usize) -> Vec<u8> {
-        self.ground.region.slice(0, len).unwrap().to_vec().unwrap()
+        self.fixture.region.slice(0, len).unwrap().to_vec().unwrap()
     }
 }
 
@@ -378,10 +378,10 @@ impl<'a> Run<'a> {
                 until(ranks, || ranks[0].default_matching_engine().waiting().0 == 1);
             }
             Get { .. } => {
-                self.bench.ground.region.slice(0, 8).unwrap().write(&self.payload).unwrap()
+                self.bench.fixture.region.slice(0, 8).unwrap().write(&self.payload).unwrap()
             }
             FetchAdd | CompareSwap => {
-                self.bench.ground.region.slice(0, 8).unwrap().write(&HELD.to_le_bytes()).unwrap();
+                self.bench.fixture.region.slice(0, 8).unwrap().write(&HELD.to_le_bytes()).unwrap();
             }
             _ => {}
         }
@@ -412,7 +412,7 @@ impl<'a> Run<'a> {
             }
         }
         if let Flush { follows: true } = self.case.operation {
-            let mut put = ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8);
+            let mut put = ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.fixture.rmr, 8);
             put.submit().unwrap();
         }
     }
@@ -452,7 +452,7 @@ impl<'a> Run<'a> {
     /// Returns the operation, to be called as often as need be.
     fn operation(&self) -> Box<dyn FnMut() -> Result<Outcome, PostError> + '_> {
         let TriedCase { operation, verb, .. } = self.case;
-        let (zero, rmr, name) = (&self.bench.ranks()[0], &self.bench.ground.rmr, self.bench.name);
+        let (zero, rmr, name) = (&self.bench.ranks()[0], &self.bench.fixture.rmr, self.bench.name);
         macro_rules! with_options {
             ($post:expr) => {{
                 let mut post = $post.user_context(CONTEXT);

@@ -37,7 +37,7 @@ over_each_transport_and!(
 
 const SIZES: [usize; 8] = [1, 8, 40, 41, 208, 209, 8191, 8192];
 
-struct GpuGround {
+struct GpuFixture {
     gpus: gpus::TestDriver,
     ranks: [Runtime; 2],
     sink: Arc<Sink>,
@@ -47,7 +47,7 @@ struct GpuGround {
     pool: PacketPool,
 }
 
-impl GpuGround {
+impl GpuFixture {
     fn new<J: Job>() -> Self {
         let gpus = gpus::TestDriver::new();
         if J::HAS_COPIERS {
@@ -88,8 +88,8 @@ impl GpuGround {
 }
 
 fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, sink, name, devices, pool, .. } = &ground;
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, sink, name, devices, pool, .. } = &fixture;
     let mut rng = rng();
     let mut kept = Vec::new();
     for at in 0..16 {
@@ -99,7 +99,7 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
         });
         let status = sink.one(ranks);
         assert!(status.error.is_none(), "{status:?}");
-        assert_eq!(status.buffer.kind().gpu(), Some(ground.gpus.last().info().uuid));
+        assert_eq!(status.buffer.kind().gpu(), Some(fixture.gpus.last().info().uuid));
         assert!(status.bytes().is_none(), "the CPU is shown no bytes on a GPU");
         assert_eq!(
             (status.rank, status.size, status.buffer.len()),
@@ -125,8 +125,8 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
 }
 
 fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, .. } = &ground;
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, .. } = &fixture;
     let mut rng = rng();
     // Through blocks of 512 KiB, too: one and a byte, several and a few.
     for size in SIZES.into_iter().chain([(512 << 10) + 1, (3 << 19) + 5]) {
@@ -138,7 +138,7 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
                 let payload = random(&mut rng, size);
                 let guarded = |place: Option<usize>, seed| match place {
                     Some(gpu) => {
-                        Guarded::within(ground.region(gpu, Guarded::room(size)), size, seed)
+                        Guarded::within(fixture.region(gpu, Guarded::room(size)), size, seed)
                     }
                     None => Guarded::new(size, seed),
                 };
@@ -177,11 +177,11 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
 }
 
 fn a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu<J: Job>() {
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, devices, .. } = &ground;
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, devices, .. } = &fixture;
     for size in SIZES {
         let message = pattern(size as u64, size);
-        let (source, came) = (ground.holding(0, &message), Sink::keeping());
+        let (source, came) = (fixture.holding(0, &message), Sink::keeping());
         let target = Guarded::new(size, 3);
         let mut recv =
             ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came).device(&devices[1]);
@@ -199,11 +199,11 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     if is_for_simulated_only("no copy can be held up") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, .. } = &ground;
-    let driver = ground.fake();
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, .. } = &fixture;
+    let driver = fixture.fake();
     let (slow, quick) = (pattern(1, 1000), pattern(2, 8));
-    let source = ground.holding(0, &slow);
+    let source = fixture.holding(0, &slow);
     let (left, came) = (Sink::keeping(), Sink::keeping());
     for at in 0..2 {
         let recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&came);
@@ -266,10 +266,10 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
     if is_for_simulated_only("a copy cannot be held up") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let (ranks, driver) = (&ground.ranks, ground.fake());
+    let fixture = GpuFixture::new::<J>();
+    let (ranks, driver) = (&fixture.ranks, fixture.fake());
     let bytes = pattern(3, 70_000);
-    let (mine, theirs) = (ground.holding(0, &bytes), ground.region(1, 70_000));
+    let (mine, theirs) = (fixture.holding(0, &bytes), fixture.region(1, 70_000));
     theirs.whole().write(&vec![0; 70_000]).unwrap();
     let registered = ranks[1].register_memory(&theirs).unwrap();
     let rmr = registered.remote_key();
@@ -307,13 +307,13 @@ fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, .. } = &ground;
-    let driver = ground.fake();
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, .. } = &fixture;
+    let driver = fixture.fake();
     for device_memory in [false, true] {
         let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
         let written = pattern(5, 300);
-        let region = if device_memory { ground.region(0, 300) } else { Region::host(300) };
+        let region = if device_memory { fixture.region(0, 300) } else { Region::host(300) };
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let (slice, bytes) = (region.whole(), written.clone());
         stream
@@ -349,9 +349,9 @@ fn an_event_that_fails_fails_the_message_once<J: Job>() {
     if is_for_simulated_only("a kernel that crashes would take the context with it") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, sink, name, .. } = &ground;
-    let driver = ground.fake();
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, sink, name, .. } = &fixture;
+    let driver = fixture.fake();
     let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
     stream.launch(|_| panic!("a kernel that crashes")).unwrap();
     let event = stream.record().unwrap();
@@ -374,15 +374,15 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, sink, name, devices, .. } = &ground;
-    let driver = ground.fake();
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, sink, name, devices, .. } = &fixture;
+    let driver = fixture.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         // Over the default devices, where the target is host memory, and over those where it is on
         // the GPU.
         for on_gpu in [false, true] {
             let message = pattern(1, 700);
-            let (source, left) = (ground.holding(0, &message), Sink::keeping());
+            let (source, left) = (fixture.holding(0, &message), Sink::keeping());
             driver.faults().fail_copies(at, Which::Nth(1), 700);
             let mut am = ranks[0].post_am(Rank(1), source.slice(), *name).comp(&left);
             if on_gpu {
@@ -416,12 +416,12 @@ fn a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, .. } = &ground;
-    let driver = ground.fake();
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, .. } = &fixture;
+    let driver = fixture.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         for expected in [true, false] {
-            let target = Guarded::within(ground.region(1, Guarded::room(100)), 100, 4);
+            let target = Guarded::within(fixture.region(1, Guarded::room(100)), 100, 4);
             let came = Sink::keeping();
             let receive = || {
                 let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
@@ -452,9 +452,9 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, sink, name, devices, pool, .. } = &ground;
-    let driver = ground.fake();
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, sink, name, devices, pool, .. } = &fixture;
+    let driver = fixture.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         for size in [8, 100, 5000] {
             let message = pattern(2, size);
@@ -486,10 +486,10 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
 }
 
 fn an_operation_from_device_memory_is_spent_once_it_was_posted<J: Job>() {
-    let ground = GpuGround::new::<J>();
-    let GpuGround { ranks, sink, name, .. } = &ground;
+    let fixture = GpuFixture::new::<J>();
+    let GpuFixture { ranks, sink, name, .. } = &fixture;
     let message = pattern(1, 100);
-    let source = ground.holding(0, &message);
+    let source = fixture.holding(0, &message);
     let left = Sink::keeping();
     let mut am = ranks[0].post_am(Rank(1), source.slice(), *name).comp(&left);
     assert!(posted(ranks, || am.try_submit()).is_posted());
@@ -505,11 +505,11 @@ fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>
     if is_for_simulated_only("no copy can be held up") {
         return;
     }
-    let ground = GpuGround::new::<J>();
+    let fixture = GpuFixture::new::<J>();
     let message = pattern(1, 100);
-    let (source, target) = (ground.holding(0, &message), ground.holding(1, &message));
+    let (source, target) = (fixture.holding(0, &message), fixture.holding(1, &message));
     let (left, came) = (Arc::new(Sink::keeping()), Arc::new(Sink::keeping()));
-    let GpuGround { gpus, ranks: [zero, one], devices, .. } = ground;
+    let GpuFixture { gpus, ranks: [zero, one], devices, .. } = fixture;
     let driver = gpus.fake.expect("simulated GPUs");
     let mut recv = one.post_recv(Rank(0), target.slice(), Tag(1)).comp(&*came);
     assert!(recv.try_submit().unwrap().is_posted());

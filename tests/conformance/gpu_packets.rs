@@ -27,7 +27,7 @@ over_each_transport!(
     several_threads_hand_each_message_over_once,
 );
 
-struct PacketGround {
+struct PacketFixture {
     driver: FakeDriver,
     ranks: [Runtime; 2],
     name: RemoteComp,
@@ -36,7 +36,7 @@ struct PacketGround {
     pool: PacketPool,
 }
 
-impl PacketGround {
+impl PacketFixture {
     fn new<J: Job>(comp: &impl AsCompletion, packet_size: usize) -> Self {
         Self::with::<J>(comp, packet_size, J::settings())
     }
@@ -76,15 +76,15 @@ impl PacketGround {
 
 fn quick_copies_wait_for_slow_ones_that_came_before<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 8192);
+    let fixture = PacketFixture::new::<J>(&sink, 8192);
     // Several engines are at work, and every third copy takes longer than those behind it.
     for tag in 0..60_u64 {
         let slow = Duration::from_micros(if tag % 3 == 0 { 2000 } else { 0 });
-        ground.driver.faults().copy_delay(slow);
-        ground.send(tag, [8, 100, 5000, 0][tag as usize % 4]);
-        step(&ground.ranks);
+        fixture.driver.faults().copy_delay(slow);
+        fixture.send(tag, [8, 100, 5000, 0][tag as usize % 4]);
+        step(&fixture.ranks);
     }
-    until(&ground.ranks, || sink.count() == 60);
+    until(&fixture.ranks, || sink.count() == 60);
     for (at, status) in sink.take().iter().enumerate() {
         assert_eq!(status.tag, Tag(at as u64), "one was overtaken");
         assert_eq!(status.buffer.to_vec().unwrap(), pattern(at as u64, status.size));
@@ -93,15 +93,15 @@ fn quick_copies_wait_for_slow_ones_that_came_before<J: Job>() {
 
 fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 8192);
-    let PacketGround { driver, ranks, devices, .. } = &ground;
+    let fixture = PacketFixture::new::<J>(&sink, 8192);
+    let PacketFixture { driver, ranks, devices, .. } = &fixture;
     let held = driver.faults().hold_copies();
-    ground.send(1, 100);
+    fixture.send(1, 100);
     // More of them than there are packets: they do not pile up, and cause no error. A queue pair
     // takes fewer while the receiver polls none.
     let count = if J::IS_RDMA { 10 } else { 100 };
     for _ in 0..count {
-        ground.send(2, 0);
+        fixture.send(2, 0);
     }
     settle(ranks);
     assert_eq!(sink.count(), 0, "it was overtaken");
@@ -117,14 +117,14 @@ fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>(
 
 fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 8192);
+    let fixture = PacketFixture::new::<J>(&sink, 8192);
     for at in [FailAt::Submit, FailAt::Event] {
         // The third copy to the GPU: nothing else is copied by an engine.
-        ground.driver.faults().fail_copies(at, Which::Nth(3), 719);
+        fixture.driver.faults().fail_copies(at, Which::Nth(3), 719);
         for tag in 0..6 {
-            ground.send(tag, 1000);
+            fixture.send(tag, 1000);
         }
-        until(&ground.ranks, || sink.count() == 6);
+        until(&fixture.ranks, || sink.count() == 6);
         for (tag, status) in (0..).zip(sink.take()) {
             assert_eq!(status.tag, Tag(tag), "{at:?}");
             match status.ok() {
@@ -140,8 +140,8 @@ fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {
             assert_ne!(tag, 2, "{at:?}: it was to fail");
         }
     }
-    settle(&ground.ranks);
-    let all: Vec<_> = std::iter::from_fn(|| ground.pool.take_with_len(1)).collect();
+    settle(&fixture.ranks);
+    let all: Vec<_> = std::iter::from_fn(|| fixture.pool.take_with_len(1)).collect();
     assert_eq!(all.len(), 64, "no packet was lost");
 }
 
@@ -149,16 +149,16 @@ fn a_full_queue_loses_nothing_of_the_line_and_others_pass<J: Job>() {
     // More than there are packets.
     const COUNT: u64 = 100;
     let queue = CompQueue::new(2);
-    let ground = PacketGround::new::<J>(&queue, 8192);
+    let fixture = PacketFixture::new::<J>(&queue, 8192);
     let free = Sink::keeping();
-    let other = ground.ranks[1].register_comp(&free).unwrap();
+    let other = fixture.ranks[1].register_comp(&free).unwrap();
     for tag in 0..COUNT {
-        ground.send(tag, if tag % 5 == 4 { 0 } else { 300 });
+        fixture.send(tag, if tag % 5 == 4 { 0 } else { 300 });
     }
-    ground.send_to(other, 1, 0);
-    let mut errors = until_with_errors(&ground.ranks, || free.count() == 1);
+    fixture.send_to(other, 1, 0);
+    let mut errors = until_with_errors(&fixture.ranks, || free.count() == 1);
     let mut next = 0;
-    errors.extend(until_with_errors(&ground.ranks, || {
+    errors.extend(until_with_errors(&fixture.ranks, || {
         // Seldom, so that it is full most of the time.
         if let Some(status) = queue.pop() {
             assert_eq!(status.tag, Tag(next));
@@ -171,16 +171,16 @@ fn a_full_queue_loses_nothing_of_the_line_and_others_pass<J: Job>() {
         matches!(error, ProgressError::CompletionFull(..) | ProgressError::NoPacket(_))
     };
     assert!(errors.iter().all(known), "{errors:?}");
-    settle(&ground.ranks);
+    settle(&fixture.ranks);
     assert!(queue.pop().is_none());
 }
 
 fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::with::<J>(&sink, 8192, J::settings().unexpected(4 << 10));
-    let PacketGround { driver, ranks, devices, name, .. } = &ground;
+    let fixture = PacketFixture::with::<J>(&sink, 8192, J::settings().unexpected(4 << 10));
+    let PacketFixture { driver, ranks, devices, name, .. } = &fixture;
     let held = driver.faults().hold_copies();
-    ground.send(1, 100);
+    fixture.send(1, 100);
     // Beyond the budget: rank 0 is told to hold.
     for tag in 0..6 {
         sent(ranks, || {
@@ -204,12 +204,12 @@ fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
 
 fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 512);
+    let fixture = PacketFixture::new::<J>(&sink, 512);
     let sizes = [512, 513, 8192, 1, 8193, 60_000];
     for (tag, size) in (0..).zip(sizes) {
-        ground.send(tag, size);
+        fixture.send(tag, size);
     }
-    until(&ground.ranks, || sink.count() == sizes.len());
+    until(&fixture.ranks, || sink.count() == sizes.len());
     for status in sink.take() {
         let size = sizes[status.tag.0 as usize];
         assert!(status.buffer.device_addr().is_some() && status.buffer.as_slice().is_none());
@@ -217,11 +217,11 @@ fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
         assert_eq!(status.buffer.to_vec().unwrap(), pattern(status.tag.0, size));
     }
     // As long as there is no room for it, it waits, and the reason is told.
-    ground.pool.limit_large(1000);
-    ground.send(9, 1001);
+    fixture.pool.limit_large(1000);
+    fixture.send(9, 1001);
     let told = std::cell::Cell::new(false);
     let until_told = || {
-        for rank in &ground.ranks {
+        for rank in &fixture.ranks {
             if let Err(ProgressError::NoPacketMemory(why, _)) = rank.progress_all() {
                 assert!(why.to_string().contains("1001 bytes"), "{why}");
                 told.set(true);
@@ -231,18 +231,18 @@ fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
     };
     while !until_told() {}
     assert_eq!(sink.count(), 0);
-    ground.pool.limit_large(1001);
-    until(&ground.ranks, || sink.count() == 1);
+    fixture.pool.limit_large(1001);
+    until(&fixture.ranks, || sink.count() == 1);
     assert_eq!(sink.take()[0].buffer.to_vec().unwrap(), pattern(9, 1001));
 }
 
 fn a_kernel_finds_the_message_at_the_address_of_its_buffer<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 8192);
-    let stream = ground.driver.gpu(0).unwrap().fake_stream().unwrap();
+    let fixture = PacketFixture::new::<J>(&sink, 8192);
+    let stream = fixture.driver.gpu(0).unwrap().fake_stream().unwrap();
     for (tag, size) in [1, 40, 5000, 8192, 100_000].into_iter().enumerate() {
-        ground.send(tag as u64, size);
-        let status = sink.one(&ground.ranks);
+        fixture.send(tag as u64, size);
+        let status = sink.one(&fixture.ranks);
         // Launched after the completion, it reads the data.
         let addr = status.buffer.device_addr().unwrap();
         stream
@@ -258,8 +258,8 @@ fn a_kernel_finds_the_message_at_the_address_of_its_buffer<J: Job>() {
 fn several_threads_hand_each_message_over_once<J: Job>() {
     const COUNT: u64 = 1500;
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 8192);
-    let PacketGround { ranks, devices, .. } = &ground;
+    let fixture = PacketFixture::new::<J>(&sink, 8192);
+    let PacketFixture { ranks, devices, .. } = &fixture;
     let mut came = vec![0; COUNT as usize];
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -283,7 +283,7 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
             came.iter().sum::<u64>()
         };
         for tag in 0..COUNT {
-            ground.send(tag, [8, 0, 300, 8192][tag as usize % 4]);
+            fixture.send(tag, [8, 0, 300, 8192][tag as usize % 4]);
             look();
         }
         let begun = Instant::now();
@@ -297,14 +297,14 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
 
 fn a_runtime_that_ends_tells_of_what_the_reorder_queue_holds<J: Job>() {
     let sink = Sink::keeping();
-    let ground = PacketGround::new::<J>(&sink, 8192);
-    let held = ground.driver.faults().hold_copies();
-    ground.send(1, 100);
-    ground.send(2, 0);
+    let fixture = PacketFixture::new::<J>(&sink, 8192);
+    let held = fixture.driver.faults().hold_copies();
+    fixture.send(1, 100);
+    fixture.send(2, 0);
     // Both have come, and are in the reorder queue.
-    settle(&ground.ranks);
+    settle(&fixture.ranks);
     assert_eq!(sink.count(), 0);
-    let PacketGround { ranks: [zero, one], devices, .. } = ground;
+    let PacketFixture { ranks: [zero, one], devices, .. } = fixture;
     drop((zero, devices));
     // The end waits for engines that work on packets.
     let release = std::thread::spawn(move || drop(held));

@@ -30,54 +30,54 @@ const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 
 /// Access to the memory of rank 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AccessWay {
+pub(crate) enum AccessMethod {
     /// Rank 0 maps it, or has it anyway.
     Mapped,
     /// The owner makes progress, and the kernel copies what is put.
     Asked(AutoChoice),
 }
 
-/// Returns the ways of access over a transport. RDMA maps no peer's memory, and the kernel copies
-/// none there.
-pub(crate) fn ways<J: Job>() -> Vec<AccessWay> {
-    let asked = [AutoChoice::Auto, AutoChoice::Off].map(AccessWay::Asked);
+/// Returns the methods of access over a transport. RDMA maps no peer's memory, and the kernel
+/// copies none there.
+pub(crate) fn methods<J: Job>() -> Vec<AccessMethod> {
+    let asked = [AutoChoice::Auto, AutoChoice::Off].map(AccessMethod::Asked);
     if J::IS_RDMA {
         return vec![asked[0]];
     }
-    let mapped = J::MAPS.then_some(AccessWay::Mapped);
+    let mapped = J::MAPS.then_some(AccessMethod::Mapped);
     mapped.into_iter().chain(asked).collect()
 }
 
 /// Two ranks, and a region of rank 1's.
-pub(crate) struct MemoryGround {
+pub(crate) struct MemoryFixture {
     pub(crate) ranks: [Runtime; 2],
     pub(crate) region: Region,
     mr: Option<Mr>,
     pub(crate) rmr: RemoteKey,
 }
 
-impl MemoryGround {
-    fn new<J: Job>(way: AccessWay, len: usize) -> Self {
-        Self::with_settings::<J>(J::settings(), way, len)
+impl MemoryFixture {
+    fn new<J: Job>(method: AccessMethod, len: usize) -> Self {
+        Self::with_settings::<J>(J::settings(), method, len)
     }
 
     pub(crate) fn with_settings<J: Job>(
         settings: SettingsBuilder,
-        way: AccessWay,
+        method: AccessMethod,
         len: usize,
     ) -> Self {
-        let settings = match way {
-            AccessWay::Mapped => settings,
-            AccessWay::Asked(choice) => settings.setting("kernel_copy", choice),
+        let settings = match method {
+            AccessMethod::Mapped => settings,
+            AccessMethod::Asked(choice) => settings.setting("kernel_copy", choice),
         };
         let ranks = J::pair_with(settings);
-        let region = match way {
-            AccessWay::Mapped => ranks[1].allocate(len).unwrap(),
-            AccessWay::Asked(_) => Region::host(len),
+        let region = match method {
+            AccessMethod::Mapped => ranks[1].allocate(len).unwrap(),
+            AccessMethod::Asked(_) => Region::host(len),
         };
         let mr = ranks[1].register_memory(&region).unwrap();
         let mut bytes = mr.remote_key().to_bytes();
-        if way != AccessWay::Mapped {
+        if method != AccessMethod::Mapped {
             // Without the keys by which it could be mapped.
             bytes.truncate(28);
         }
@@ -94,28 +94,28 @@ impl MemoryGround {
 }
 
 fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
-    for way in ways::<J>() {
+    for method in methods::<J>() {
         let len = SIZES[8] + 1000;
-        let ground = MemoryGround::new::<J>(way, Guarded::room(len));
-        let zero = &ground.ranks[0];
-        let whole = ground.rmr.slice(64, len as u64).unwrap();
+        let fixture = MemoryFixture::new::<J>(method, Guarded::room(len));
+        let zero = &fixture.ranks[0];
+        let whole = fixture.rmr.slice(64, len as u64).unwrap();
         for (seed, size) in (1..).zip(SIZES) {
             for owned in [true, false] {
-                let guarded = Guarded::within(ground.region.clone(), len, seed);
+                let guarded = Guarded::within(fixture.region.clone(), len, seed);
                 let (sink, bytes) = (Sink::keeping(), pattern(seed, size));
                 let offset = [0, 999][usize::from(owned)];
                 let part = whole.slice(offset / 3, whole.len() - offset / 3).unwrap();
                 let at = offset - offset / 3;
-                let status = if owned || size > ground.ranks[0].max_eager() {
+                let status = if owned || size > fixture.ranks[0].max_eager() {
                     let mut put = zero.post_put(Rank(1), bytes.clone(), &part, at).comp(&sink);
                     put = put.user_context(UserContext(seed));
-                    ground.ended(&sink, || put.try_submit())
+                    fixture.ended(&sink, || put.try_submit())
                 } else {
                     let mut put = zero.post_put(Rank(1), &bytes[..], &part, at).comp(&sink);
                     put = put.user_context(UserContext(seed));
-                    ground.ended(&sink, || put.try_submit())
+                    fixture.ended(&sink, || put.try_submit())
                 };
-                assert!(status.error.is_none(), "{way:?} {size}: {status:?}");
+                assert!(status.error.is_none(), "{method:?} {size}: {status:?}");
                 assert_eq!(
                     (status.rank, status.size, status.user_context),
                     (Rank(1), size, UserContext(seed))
@@ -125,15 +125,15 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
                 }
                 // Shifted by what lies before it, so that the guard sees both ends.
                 let found = guarded.slice().region().slice(64 + offset as usize, size).unwrap();
-                assert_eq!(found.to_vec().unwrap(), bytes, "{way:?} {size}");
+                assert_eq!(found.to_vec().unwrap(), bytes, "{method:?} {size}");
                 let mut expected = guarded.slice().to_vec().unwrap();
                 expected.splice(offset as usize..offset as usize + size, bytes.clone());
                 guarded.assert_holds(&expected);
 
                 let target = Guarded::new(size, seed);
                 let mut get = zero.post_get(Rank(1), target.slice(), &part, at).comp(&sink);
-                let status = ground.ended(&sink, || get.try_submit());
-                assert!(status.error.is_none(), "{way:?} {size}: {status:?}");
+                let status = fixture.ended(&sink, || get.try_submit());
+                assert!(status.error.is_none(), "{method:?} {size}: {status:?}");
                 assert_eq!((status.rank, status.size), (Rank(1), size));
                 target.assert_holds(&bytes);
             }
@@ -142,48 +142,48 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
 }
 
 fn a_notification_comes_when_the_bytes_are_there<J: Job>() {
-    for way in ways::<J>() {
-        let ground = MemoryGround::new::<J>(way, 200_000);
-        let [zero, one] = &ground.ranks;
+    for method in methods::<J>() {
+        let fixture = MemoryFixture::new::<J>(method, 200_000);
+        let [zero, one] = &fixture.ranks;
         let told = Sink::new(Sort::Queue);
         let name = one.register_comp(&told).unwrap();
         for (number, size) in (1_u64..).zip(SIZES.into_iter().filter(|&size| size <= 200_000)) {
             let (sink, bytes) = (Sink::keeping(), pattern(number, size));
-            let mut put = zero.post_put(Rank(1), bytes.clone(), &ground.rmr, 0).comp(&sink);
+            let mut put = zero.post_put(Rank(1), bytes.clone(), &fixture.rmr, 0).comp(&sink);
             put = put.remote_comp(name).tag(Tag(u64::MAX - number));
-            let _ = posted(&ground.ranks, || put.try_submit());
-            until(&ground.ranks, || told.count() == 1);
-            let found = ground.region.slice(0, size).unwrap().to_vec().unwrap();
-            assert_eq!(found, bytes, "{way:?} {size}: the notification was early");
+            let _ = posted(&fixture.ranks, || put.try_submit());
+            until(&fixture.ranks, || told.count() == 1);
+            let found = fixture.region.slice(0, size).unwrap().to_vec().unwrap();
+            assert_eq!(found, bytes, "{method:?} {size}: the notification was early");
             let status = told.take().remove(0);
             assert!(status.error.is_none(), "{status:?}");
             assert_eq!(
                 (status.rank, status.tag, status.size),
                 (Rank(0), Tag(u64::MAX - number), size)
             );
-            let mut get = zero.post_get(Rank(1), vec![0; size], &ground.rmr, 0).comp(&sink);
+            let mut get = zero.post_get(Rank(1), vec![0; size], &fixture.rmr, 0).comp(&sink);
             get = get.remote_comp(name).tag(Tag(number));
-            let _ = posted(&ground.ranks, || get.try_submit());
-            until(&ground.ranks, || told.count() == 1);
+            let _ = posted(&fixture.ranks, || get.try_submit());
+            until(&fixture.ranks, || told.count() == 1);
             let status = told.take().remove(0);
             assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(number), size));
-            settle(&ground.ranks);
+            settle(&fixture.ranks);
         }
     }
 }
 
 fn atomic_operations_of_all_ranks_count<J: Job>() {
     const EACH: u64 = 500;
-    for way in ways::<J>() {
-        let ground = MemoryGround::new::<J>(way, 64);
+    for method in methods::<J>() {
+        let fixture = MemoryFixture::new::<J>(method, 64);
         let done = AtomicBool::new(false);
         let mut last = vec![0; 2];
         std::thread::scope(|scope| {
-            let adders: Vec<_> = ground
+            let adders: Vec<_> = fixture
                 .ranks
                 .iter()
                 .map(|rank| {
-                    let rmr = RemoteKey::from_bytes(&ground.rmr.to_bytes()).unwrap();
+                    let rmr = RemoteKey::from_bytes(&fixture.rmr.to_bytes()).unwrap();
                     scope.spawn(move || {
                         let mut seen = 0;
                         for _ in 0..EACH {
@@ -206,7 +206,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                 })
                 .collect();
             // The rank that is done first still has to answer the other.
-            let helpers: Vec<_> = ground
+            let helpers: Vec<_> = fixture
                 .ranks
                 .iter()
                 .map(|rank| {
@@ -223,8 +223,8 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
             done.store(true, Ordering::Relaxed);
             helpers.into_iter().for_each(|helper| helper.join().unwrap());
         });
-        assert_eq!(ground.region.fetch_add(8, 0), Ok(2 * 3 * EACH), "{way:?}");
-        assert_eq!(ground.region.fetch_add(16, 0), Ok(2 * EACH), "{way:?}");
+        assert_eq!(fixture.region.fetch_add(8, 0), Ok(2 * 3 * EACH), "{method:?}");
+        assert_eq!(fixture.region.fetch_add(16, 0), Ok(2 * EACH), "{method:?}");
         assert_eq!(
             last.into_iter().max(),
             Some(2 * 3 * EACH - 3),
@@ -234,10 +234,10 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
 }
 
 fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
-    for way in ways::<J>() {
-        let ground = MemoryGround::new::<J>(way, 1000);
-        let zero = &ground.ranks[0];
-        let rmr = &ground.rmr;
+    for method in methods::<J>() {
+        let fixture = MemoryFixture::new::<J>(method, 1000);
+        let zero = &fixture.ranks[0];
+        let rmr = &fixture.rmr;
         for (offset, len) in [(0, 1001), (1000, 1), (u64::MAX, 8), (u64::MAX - 3, 8), (993, 8)] {
             let put = zero.post_put(Rank(1), vec![1; len], rmr, offset).try_submit();
             assert!(matches!(put, Err(PostError::Outside { room: 1000, .. })), "{put:?}");
@@ -255,9 +255,9 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         // An unaligned word.
         let sink = Sink::keeping();
         match zero.post_fetch_add(Rank(1), rmr, 4, 1).comp(&sink).try_submit() {
-            Err(PostError::Atomic(_)) => assert_eq!(way, AccessWay::Mapped),
+            Err(PostError::Atomic(_)) => assert_eq!(method, AccessMethod::Mapped),
             Ok(Outcome::Posted) => {
-                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                let error = sink.one(&fixture.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Word(Rank(1))), "{error}");
             }
             other => panic!("{other:?}"),
@@ -267,52 +267,60 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
         let forged = RemoteKey::from_bytes(&forged).unwrap();
         match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).try_submit() {
-            Err(PostError::Outside { .. }) => assert_eq!(way, AccessWay::Mapped),
+            Err(PostError::Outside { .. }) => assert_eq!(method, AccessMethod::Mapped),
             Ok(Outcome::Posted) => {
-                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                let error = sink.one(&fixture.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Outside(Rank(1))), "{error}");
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(ground.region.whole().to_vec().unwrap(), [0; 1000]);
+        assert_eq!(fixture.region.whole().to_vec().unwrap(), [0; 1000]);
     }
 }
 
 fn a_registration_that_has_ended_is_noticed<J: Job>() {
-    for way in ways::<J>() {
-        let mut ground = MemoryGround::new::<J>(way, 1000);
-        let used = ground.rmr.clone();
+    for method in methods::<J>() {
+        let mut fixture = MemoryFixture::new::<J>(method, 1000);
+        let used = fixture.rmr.clone();
         let sink = Sink::keeping();
-        let mut put = ground.ranks[0].post_put(Rank(1), &[1], &used, 0).comp(&sink);
-        assert!(ground.ended(&sink, || put.try_submit()).error.is_none());
+        let mut put = fixture.ranks[0].post_put(Rank(1), &[1], &used, 0).comp(&sink);
+        assert!(fixture.ended(&sink, || put.try_submit()).error.is_none());
         let fresh = RemoteKey::from_bytes(&used.to_bytes()).unwrap();
-        ground.ranks[1].deregister_memory(ground.mr.take().unwrap());
+        fixture.ranks[1].deregister_memory(fixture.mr.take().unwrap());
         if J::IS_RDMA {
             // Its NIC may go on until the other rank hears of it, by a message of the owner's.
             let heard = Sink::keeping();
-            let mut receive = ground.ranks[0].post_recv(Rank(1), vec![0; 1], Tag(0)).comp(&heard);
+            let mut receive = fixture.ranks[0].post_recv(Rank(1), vec![0; 1], Tag(0)).comp(&heard);
             let _ = receive.try_submit().unwrap();
-            let send = || ground.ranks[1].post_send(Rank(0), b"x", Tag(0)).try_submit();
-            assert!(posted(&ground.ranks, send).is_done());
-            until(&ground.ranks[..1], || heard.count() == 1);
+            let send = || fixture.ranks[1].post_send(Rank(0), b"x", Tag(0)).try_submit();
+            assert!(posted(&fixture.ranks, send).is_done());
+            until(&fixture.ranks[..1], || heard.count() == 1);
         }
         // Another region in its place must not be taken for it.
-        let other = ground.ranks[1].register_memory(&ground.region).unwrap();
+        let other = fixture.ranks[1].register_memory(&fixture.region).unwrap();
         for rmr in [&used, &fresh] {
-            match ground.ranks[0].post_put(Rank(1), vec![9; 100], rmr, 500).comp(&sink).try_submit()
+            match fixture.ranks[0]
+                .post_put(Rank(1), vec![9; 100], rmr, 500)
+                .comp(&sink)
+                .try_submit()
             {
-                Err(PostError::Stale(Rank(1))) => assert!(J::IS_RDMA || way == AccessWay::Mapped),
+                Err(PostError::Stale(Rank(1))) => {
+                    assert!(J::IS_RDMA || method == AccessMethod::Mapped)
+                }
                 Ok(Outcome::Posted) => {
-                    let error = sink.one(&ground.ranks).ok().unwrap_err();
+                    let error = sink.one(&fixture.ranks).ok().unwrap_err();
                     assert!(matches!(error, OpError::Stale(Rank(1))), "{error}");
                 }
-                other => panic!("{way:?}: {other:?}"),
+                other => panic!("{method:?}: {other:?}"),
             }
-            match ground.ranks[0].post_get(Rank(1), vec![9; 100], rmr, 500).comp(&sink).try_submit()
+            match fixture.ranks[0]
+                .post_get(Rank(1), vec![9; 100], rmr, 500)
+                .comp(&sink)
+                .try_submit()
             {
                 Err(PostError::Stale(Rank(1))) => {}
                 Ok(Outcome::Posted) => {
-                    let status = sink.one(&ground.ranks);
+                    let status = sink.one(&fixture.ranks);
                     assert_eq!(
                         status.buffer.to_vec().unwrap(),
                         [9; 100],
@@ -323,30 +331,30 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
                         "{status:?}"
                     );
                 }
-                other => panic!("{way:?}: {other:?}"),
+                other => panic!("{method:?}: {other:?}"),
             }
         }
-        assert_eq!(ground.region.slice(500, 100).unwrap().to_vec().unwrap(), [0; 100]);
+        assert_eq!(fixture.region.slice(500, 100).unwrap().to_vec().unwrap(), [0; 100]);
         drop(other);
     }
 }
 
 fn a_flush_ends_after_everything_before_it<J: Job>() {
-    for way in ways::<J>() {
-        let ground = MemoryGround::new::<J>(way, 1 << 20);
-        let zero = &ground.ranks[0];
+    for method in methods::<J>() {
+        let fixture = MemoryFixture::new::<J>(method, 1 << 20);
+        let zero = &fixture.ranks[0];
         let (flushed, done) = (Sink::keeping(), Sink::keeping());
         for number in 0..20_u64 {
             let bytes = pattern(number, 50_000);
-            let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, number * 50_000).comp(&done);
-            let _ = posted(&ground.ranks, || put.try_submit());
+            let mut put = zero.post_put(Rank(1), bytes, &fixture.rmr, number * 50_000).comp(&done);
+            let _ = posted(&fixture.ranks, || put.try_submit());
         }
         let flush = zero.post_flush(Rank(1)).comp(&flushed).try_submit().unwrap();
-        assert_eq!(flush.is_done(), way == AccessWay::Mapped);
-        until(&ground.ranks, || flush.is_done() || flushed.count() == 1);
-        let found = ground.region.slice(0, 1_000_000).unwrap().to_vec().unwrap();
+        assert_eq!(flush.is_done(), method == AccessMethod::Mapped);
+        until(&fixture.ranks, || flush.is_done() || flushed.count() == 1);
+        let found = fixture.region.slice(0, 1_000_000).unwrap().to_vec().unwrap();
         for (number, part) in (0..).zip(found.chunks(50_000)) {
-            assert_eq!(part, pattern(number, 50_000), "{way:?}: the flush was early");
+            assert_eq!(part, pattern(number, 50_000), "{method:?}: the flush was early");
         }
         assert!(zero.post_flush(Rank(1)).wait().unwrap().error.is_none());
     }
@@ -355,12 +363,12 @@ fn a_flush_ends_after_everything_before_it<J: Job>() {
 fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Job>() {
     const ROUNDS: u64 = 300;
     const LEN: usize = 20_000;
-    for way in ways::<J>() {
-        let ground = MemoryGround::new::<J>(way, 4 * LEN);
+    for method in methods::<J>() {
+        let fixture = MemoryFixture::new::<J>(method, 4 * LEN);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let threads = [0, 1, 0, 1].map(|at| {
-                let (rank, done) = (&ground.ranks[at], &done);
+                let (rank, done) = (&fixture.ranks[at], &done);
                 scope.spawn(move || {
                     let mut errors = Vec::new();
                     while !done.load(Ordering::Relaxed) {
@@ -370,14 +378,14 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                     errors
                 })
             });
-            let zero = &ground.ranks[0];
+            let zero = &fixture.ranks[0];
             for round in 0..ROUNDS {
                 let ended = CompQueue::new(16);
                 let mut in_flight = 0;
                 for part in 0..4 {
                     let bytes = pattern(4 * round + part, LEN);
                     let mut put =
-                        zero.post_put(Rank(1), bytes, &ground.rmr, part * LEN as u64).comp(&ended);
+                        zero.post_put(Rank(1), bytes, &fixture.rmr, part * LEN as u64).comp(&ended);
                     let mut outcome = put.try_submit().unwrap();
                     while outcome.is_retry() {
                         std::thread::yield_now();
@@ -387,12 +395,12 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                 }
                 let flush = zero.post_flush(Rank(1)).wait().unwrap();
                 assert!(flush.error.is_none(), "{flush:?}");
-                let found = ground.region.whole().to_vec().unwrap();
+                let found = fixture.region.whole().to_vec().unwrap();
                 for (part, bytes) in (0..).zip(found.chunks(LEN)) {
                     assert_eq!(
                         bytes,
                         pattern(4 * round + part, LEN),
-                        "{way:?}: the flush was early"
+                        "{method:?}: the flush was early"
                     );
                 }
                 while in_flight > 0 {
@@ -400,27 +408,28 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                         std::thread::yield_now();
                         continue;
                     };
-                    assert!(status.error.is_none(), "{way:?}: {status:?}");
+                    assert!(status.error.is_none(), "{method:?}: {status:?}");
                     in_flight -= 1;
                 }
             }
             done.store(true, Ordering::Relaxed);
             for thread in threads {
-                assert!(thread.join().unwrap().is_empty(), "{way:?}: progress complains");
+                assert!(thread.join().unwrap().is_empty(), "{method:?}: progress complains");
             }
         });
     }
 }
 
 fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
-    for way in ways::<J>() {
-        let MemoryGround { ranks: [zero, one], rmr, mr, .. } = MemoryGround::new::<J>(way, 1000);
+    for method in methods::<J>() {
+        let MemoryFixture { ranks: [zero, one], rmr, mr, .. } =
+            MemoryFixture::new::<J>(method, 1000);
         let done = Sink::keeping();
         let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&done).try_submit().unwrap();
         drop((mr, one));
         let ranks = [zero];
         until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
-        if way != AccessWay::Mapped {
+        if method != AccessMethod::Mapped {
             let error = done.one(&ranks).ok().unwrap_err();
             assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
         }
@@ -430,9 +439,9 @@ fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
 }
 
 fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_be<J: Job>() {
-    for way in ways::<J>() {
-        let ground = MemoryGround::new::<J>(way, 64);
-        let (zero, rmr) = (ground.ranks[0].clone(), ground.rmr.clone());
+    for method in methods::<J>() {
+        let fixture = MemoryFixture::new::<J>(method, 64);
+        let (zero, rmr) = (fixture.ranks[0].clone(), fixture.rmr.clone());
         let seen = Arc::new(Mutex::new(None));
         let handler = {
             let (zero, seen) = (zero.clone(), seen.clone());
@@ -441,16 +450,16 @@ fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_b
             })
         };
         let name = zero.register_comp(&handler).unwrap();
-        let _ = posted(&ground.ranks, || zero.post_am(Rank(0), b"go", name).try_submit());
-        until(&ground.ranks, || seen.lock().is_some());
-        settle(&ground.ranks);
+        let _ = posted(&fixture.ranks, || zero.post_am(Rank(0), b"go", name).try_submit());
+        until(&fixture.ranks, || seen.lock().is_some());
+        settle(&fixture.ranks);
         let outcome = seen.lock().take().unwrap();
-        let held = ground.region.fetch_add(0, 0).unwrap();
-        match way {
-            AccessWay::Mapped => {
+        let held = fixture.region.fetch_add(0, 0).unwrap();
+        match method {
+            AccessMethod::Mapped => {
                 assert!(outcome.is_ok() && held == 5, "{outcome:?}")
             }
-            AccessWay::Asked(_) => {
+            AccessMethod::Asked(_) => {
                 let refused = matches!(outcome, Err(AwaitError::Post(PostError::WouldBlock)));
                 assert!(refused && held == 0, "{outcome:?}")
             }

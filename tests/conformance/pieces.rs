@@ -36,7 +36,7 @@ pub(super) enum Memory {
 
 const ALL: [Memory; 3] = [Memory::Host, Memory::Pinned, Memory::Gpu];
 
-pub(super) struct PieceGround {
+pub(super) struct PieceFixture {
     pub(super) ranks: [Runtime; 2],
     pub(super) gpus: gpus::TestDriver,
     pub(super) told: Arc<Sink>,
@@ -63,7 +63,7 @@ pub(super) fn side_by_side<'a>(
     (0..count).map(piece).collect()
 }
 
-impl PieceGround {
+impl PieceFixture {
     pub(super) fn new<J: Job>() -> Self {
         Self::over(J::pair())
     }
@@ -158,7 +158,7 @@ fn parts(rng: &mut SmallRng, count: usize, longest: usize) -> (Vec<(Range<usize>
 }
 
 fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
-    let (ground, mut rng) = (PieceGround::new::<J>(), rng());
+    let (fixture, mut rng) = (PieceFixture::new::<J>(), rng());
     for (ours, theirs, mapped) in sorts::<J>() {
         for count in [1, 2, 65, amount("TEST_PIECES", 200, 1000) as usize] {
             for is_put in [true, false] {
@@ -166,7 +166,7 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                     format!("{ours:?} {theirs:?} mapped: {mapped}, {count} pieces, put: {is_put}");
                 let (parts, room) = parts(&mut rng, count, if count < 100 { 3000 } else { 60 });
                 let (local, remote) =
-                    (ground.local(ours, room), ground.remote(theirs, mapped, room));
+                    (fixture.local(ours, room), fixture.remote(theirs, mapped, room));
                 let (here, there) = (random(&mut rng, room), random(&mut rng, room));
                 local.whole().write(&here).unwrap();
                 remote.region.whole().write(&there).unwrap();
@@ -177,14 +177,14 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                     offset: *to as u64,
                 };
                 let pieces: Vec<_> = parts.iter().map(piece).collect();
-                let (sink, zero) = (Sink::keeping(), &ground.ranks[0]);
+                let (sink, zero) = (Sink::keeping(), &fixture.ranks[0]);
                 let batch = if is_put {
                     zero.post_put_batch(Rank(1), &pieces)
                 } else {
                     zero.post_get_batch(Rank(1), &pieces)
                 };
                 let batch = batch.comp(&sink).user_context(UserContext(7)).tag(Tag(count as u64));
-                let mut batch = batch.remote_comp(ground.name);
+                let mut batch = batch.remote_comp(fixture.name);
                 let size = parts.iter().map(|(range, _)| range.len()).sum::<usize>();
                 let (mut wanted_here, mut wanted_there) = (here.clone(), there.clone());
                 for (range, to) in &parts {
@@ -195,11 +195,11 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                         wanted_here[range.clone()].copy_from_slice(&there[their]);
                     }
                 }
-                let outcome = posted(&ground.ranks, || batch.try_submit());
-                until(&ground.ranks, || ground.told.count() == 1);
+                let outcome = posted(&fixture.ranks, || batch.try_submit());
+                until(&fixture.ranks, || fixture.told.count() == 1);
                 let found = remote.region.whole().to_vec().unwrap();
                 assert!(found == wanted_there, "{what}: notified early, or a byte is wrong");
-                let told = ground.told.take().remove(0);
+                let told = fixture.told.take().remove(0);
                 assert!(told.error.is_none(), "{what}: {told:?}");
                 assert_eq!(
                     (told.rank, told.tag, told.size),
@@ -208,7 +208,7 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                 );
                 let status = match outcome {
                     Outcome::Done(status) => status,
-                    _ => sink.one(&ground.ranks),
+                    _ => sink.one(&fixture.ranks),
                 };
                 assert!(status.error.is_none(), "{what}: {status:?}");
                 assert_eq!((status.rank, status.size), (Rank(1), size), "{what}");
@@ -217,8 +217,8 @@ fn pieces_arrive_to_the_last_byte_and_the_notification_behind_them<J: Job>() {
                     local.whole().to_vec().unwrap() == wanted_here,
                     "{what}: this rank's memory"
                 );
-                settle(&ground.ranks);
-                assert_eq!((sink.count(), ground.told.count()), (0, 0), "{what}: told twice");
+                settle(&fixture.ranks);
+                assert_eq!((sink.count(), fixture.told.count()), (0, 0), "{what}: told twice");
             }
         }
     }
@@ -236,7 +236,7 @@ fn block(rng: &mut SmallRng, count: [usize; 3]) -> (Strided, usize) {
 }
 
 fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
-    let (ground, mut rng) = (PieceGround::new::<J>(), rng());
+    let (fixture, mut rng) = (PieceFixture::new::<J>(), rng());
     let shapes =
         [[300, 1, 1], [24, 40, 1], [8, 12, 10], [8, 1, 30], [1, 20, 3], [0, 5, 5], [8, 0, 1]];
     for (ours, theirs, mapped) in sorts::<J>() {
@@ -248,19 +248,19 @@ fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                     (block(&mut rng, count), block(&mut rng, count));
                 // Planes that are no whole number of rows apart are met by chance, too.
                 let (local, remote) =
-                    (ground.local(ours, len), ground.remote(theirs, mapped, room + 10));
+                    (fixture.local(ours, len), fixture.remote(theirs, mapped, room + 10));
                 let (here, there) = (random(&mut rng, len), random(&mut rng, room + 10));
                 local.whole().write(&here).unwrap();
                 remote.region.whole().write(&there).unwrap();
                 let named = remote.rmr.slice(10, room as u64).unwrap();
                 let sink = Sink::keeping();
-                let zero = &ground.ranks[0];
+                let zero = &fixture.ranks[0];
                 let batch = if is_put {
                     zero.post_put_strided(Rank(1), &local, &block, &named, &other)
                 } else {
                     zero.post_get_strided(Rank(1), &local, &block, &named, &other)
                 };
-                let mut batch = batch.comp(&sink).remote_comp(ground.name);
+                let mut batch = batch.comp(&sink).remote_comp(fixture.name);
                 let (mut wanted_here, mut wanted_there) = (here.clone(), there.clone());
                 let rows = (0..count[2]).flat_map(|z| (0..count[1]).map(move |y| (z, y)));
                 for (z, y) in rows.filter(|_| count[0] > 0) {
@@ -276,14 +276,14 @@ fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                         wanted_here[ours].copy_from_slice(&there[theirs]);
                     }
                 }
-                let outcome = posted(&ground.ranks, || batch.try_submit());
-                until(&ground.ranks, || ground.told.count() == 1);
+                let outcome = posted(&fixture.ranks, || batch.try_submit());
+                until(&fixture.ranks, || fixture.told.count() == 1);
                 let size = count.iter().product::<usize>();
-                assert_eq!(ground.told.take().remove(0).size, size, "{what}");
+                assert_eq!(fixture.told.take().remove(0).size, size, "{what}");
                 assert!(remote.region.whole().to_vec().unwrap() == wanted_there, "{what}");
                 let status = match outcome {
                     Outcome::Done(status) => status,
-                    _ => sink.one(&ground.ranks),
+                    _ => sink.one(&fixture.ranks),
                 };
                 assert!(status.error.is_none() && status.size == size, "{what}: {status:?}");
                 assert!(
@@ -297,11 +297,11 @@ fn strided_blocks_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
 
 fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     const EACH: usize = 500;
-    let (ground, mut rng) = (PieceGround::new::<J>(), rng());
-    let locals = ALL.map(|memory| ground.local(memory, EACH));
+    let (fixture, mut rng) = (PieceFixture::new::<J>(), rng());
+    let locals = ALL.map(|memory| fixture.local(memory, EACH));
     let remotes: Vec<_> = sorts::<J>()
         .into_iter()
-        .map(|(_, memory, mapped)| ground.remote(memory, mapped, 3 * EACH))
+        .map(|(_, memory, mapped)| fixture.remote(memory, mapped, 3 * EACH))
         .collect();
     let bytes: Vec<_> = locals.iter().map(|_| random(&mut rng, EACH)).collect();
     locals.iter().zip(&bytes).for_each(|(local, bytes)| local.whole().write(bytes).unwrap());
@@ -319,11 +319,11 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     pieces.shuffle(&mut rng);
     let sink = Sink::keeping();
     let mut put =
-        ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name);
-    let status = ground.ended(&sink, || put.try_submit());
+        fixture.ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(fixture.name);
+    let status = fixture.ended(&sink, || put.try_submit());
     assert!(status.error.is_none(), "{status:?}");
-    until(&ground.ranks, || ground.told.count() == 1);
-    assert_eq!(ground.told.take().remove(0).size, remotes.len() * locals.len() * (EACH - 2));
+    until(&fixture.ranks, || fixture.told.count() == 1);
+    assert_eq!(fixture.told.take().remove(0).size, remotes.len() * locals.len() * (EACH - 2));
     let mut wanted = vec![0xee; 3 * EACH];
     for (at, bytes) in bytes.iter().enumerate() {
         wanted[at * EACH..(at + 1) * EACH - 2].copy_from_slice(&bytes[1..EACH - 1]);
@@ -337,15 +337,15 @@ fn a_thousand_pieces_with_a_gpu_are_one_call_of_the_driver_and_so_is_a_strided_b
     if is_for_simulated_only("the driver's calls are not counted") || !J::MAPS {
         return;
     }
-    let ground = PieceGround::new::<J>();
-    let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
+    let fixture = PieceFixture::new::<J>();
+    let (zero, fake) = (&fixture.ranks[0], fixture.gpus.fake.as_ref().unwrap());
     let block = Strided { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
     let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
     // A NIC's or the owner's is what is pinned and not the caller's own.
     for (ours, theirs) in
         pairs.filter(|pair| [pair.0, pair.1].contains(&Memory::Gpu) && pair.1 != Memory::Pinned)
     {
-        let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, true, 128_000));
+        let (local, remote) = (fixture.local(ours, 128_000), fixture.remote(theirs, true, 128_000));
         let pieces = side_by_side(&local, &remote.rmr, (1000, 64), |at| (999 - at) * 128);
         for (is_put, is_strided) in [(true, false), (true, true), (false, false), (false, true)] {
             let (sink, before) = (Sink::keeping(), fake.counters());
@@ -358,7 +358,7 @@ fn a_thousand_pieces_with_a_gpu_are_one_call_of_the_driver_and_so_is_a_strided_b
                 }
             }
             .comp(&sink);
-            assert!(ground.ended(&sink, || post.try_submit()).error.is_none());
+            assert!(fixture.ended(&sink, || post.try_submit()).error.is_none());
             let after = fake.counters();
             // One command of the resident copier, where there is one.
             let calls = after.batches - before.batches + after.copier_copies - before.copier_copies;
@@ -374,13 +374,14 @@ fn a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls
     if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
         return;
     }
-    let ground =
-        PieceGround::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
-    let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
-    connect(&ground.ranks);
+    let fixture =
+        PieceFixture::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
+    let (zero, fake) = (&fixture.ranks[0], fixture.gpus.fake.as_ref().unwrap());
+    connect(&fixture.ranks);
     let block = Strided { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };
     for (ours, theirs) in ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote))) {
-        let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, false, 128_000));
+        let (local, remote) =
+            (fixture.local(ours, 128_000), fixture.remote(theirs, false, 128_000));
         let pieces = side_by_side(&local, &remote.rmr, (1000, 64), |at| (999 - at) * 128);
         for (is_put, is_strided) in [(true, false), (true, true), (false, false), (false, true)] {
             let what = format!("{ours:?} {theirs:?}, put: {is_put}, strided: {is_strided}");
@@ -396,7 +397,7 @@ fn a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls
             assert!(post.comp(&sink).try_submit().unwrap().is_posted(), "{what}");
             let waiting = zero.pending().operations;
             assert!((1..=2).contains(&waiting.len()), "{what}: {waiting:?}");
-            assert!(sink.one(&ground.ranks).error.is_none());
+            assert!(sink.one(&fixture.ranks).error.is_none());
             let after = fake.counters();
             let calls = after.batches - before.batches + after.copies - before.copies;
             let sides =

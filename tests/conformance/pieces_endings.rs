@@ -1,7 +1,7 @@
 //! Batches during which something ends: the registration of the memory, the deadline, or the last
 //! handle to memory that an engine copies.
 
-use super::pieces::{Memory, PieceGround, more_than_16, on_both, side_by_side};
+use super::pieces::{Memory, PieceFixture, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
@@ -18,14 +18,14 @@ crate::support::over_each_transport_and!(
     what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it,
 );
 
-/// Returns a ground where fewer pieces may wait for an answer than a test posts, of memory that
+/// Returns a fixture where fewer pieces may wait for an answer than a test posts, of memory that
 /// only its owner reaches, or its NIC.
-fn ground<J: Job>() -> PieceGround {
-    let ground = PieceGround::over(J::pair_with(
+fn fixture<J: Job>() -> PieceFixture {
+    let fixture = PieceFixture::over(J::pair_with(
         J::settings().offers(16).setting("kernel_copy", AutoChoice::Off),
     ));
-    connect(&ground.ranks);
-    ground
+    connect(&fixture.ranks);
+    fixture
 }
 
 fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
@@ -34,10 +34,10 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
     for ((memory, is_put), (count, len)) in
         kinds.into_iter().flat_map(|kind| more_than_16::<J>().map(|sort| (kind, sort)))
     {
-        let ground = ground::<J>();
-        let zero = &ground.ranks[0];
+        let fixture = fixture::<J>();
+        let zero = &fixture.ranks[0];
         let (local, remote) =
-            (ground.local(memory, count * len), ground.remote(memory, false, count * len));
+            (fixture.local(memory, count * len), fixture.remote(memory, false, count * len));
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![0; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
@@ -46,28 +46,28 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
-        let mut batch = batch.comp(&done).remote_comp(ground.name);
+        let mut batch = batch.comp(&done).remote_comp(fixture.name);
         batch.submit().unwrap();
         for _ in 0..10 {
             zero.progress_all().unwrap();
         }
-        ground.ranks[1].deregister_memory(remote.registered);
-        let status = done.one(&ground.ranks);
+        fixture.ranks[1].deregister_memory(remote.registered);
+        let status = done.one(&fixture.ranks);
         match status.error.as_deref() {
             // Its NIC may have gone on, until this rank heard of it.
             None => assert!(J::IS_RDMA),
             Some(OpError::Stale(Rank(1))) => {}
             Some(error) => panic!("{memory:?}, put: {is_put}: {error}"),
         }
-        settle(&ground.ranks);
-        let told = ground.told.take();
+        settle(&fixture.ranks);
+        let told = fixture.told.take();
         assert_eq!((done.count(), told.len()), (0, usize::from(status.error.is_none())));
         // What was refused has moved nothing, and what comes after is refused as well.
         let (here, there) =
             (local.whole().to_vec().unwrap(), remote.region.whole().to_vec().unwrap());
         assert!(here.iter().chain(&there).all(|byte| [0, 7].contains(byte)));
         let again = zero.post_put_batch(Rank(1), &pieces).comp(&done).submit();
-        assert!(again.is_err() || done.one(&ground.ranks).error.is_some());
+        assert!(again.is_err() || done.one(&fixture.ranks).error.is_some());
     }
 }
 
@@ -75,11 +75,11 @@ fn a_batch_without_an_answer_ends_once_at_its_deadline<J: Job>() {
     for (is_put, (count, len)) in
         [true, false].into_iter().flat_map(|is_put| more_than_16::<J>().map(|sort| (is_put, sort)))
     {
-        let ground = ground::<J>();
-        let zero = &ground.ranks[0];
+        let fixture = fixture::<J>();
+        let zero = &fixture.ranks[0];
         let (local, remote) = (
-            ground.local(Memory::Host, count * len),
-            ground.remote(Memory::Host, false, count * len),
+            fixture.local(Memory::Host, count * len),
+            fixture.remote(Memory::Host, false, count * len),
         );
         local.whole().write(&vec![7; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
@@ -89,19 +89,19 @@ fn a_batch_without_an_answer_ends_once_at_its_deadline<J: Job>() {
             false => zero.post_get_batch(Rank(1), &pieces),
         };
         let mut batch =
-            batch.comp(&done).remote_comp(ground.name).deadline(Duration::from_millis(20));
+            batch.comp(&done).remote_comp(fixture.name).deadline(Duration::from_millis(20));
         batch.submit().unwrap();
         if J::IS_RDMA {
             // A NIC answers without its rank's progress.
-            settle(&ground.ranks);
+            settle(&fixture.ranks);
             assert_eq!(done.take().len(), 1);
             continue;
         }
         // The other rank does nothing meanwhile.
         let status = done.one(std::slice::from_ref(zero));
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");
-        settle(&ground.ranks);
-        assert_eq!((done.count(), ground.told.count()), (0, 0), "put: {is_put}");
+        settle(&fixture.ranks);
+        assert_eq!((done.count(), fixture.told.count()), (0, 0), "put: {is_put}");
         let waiting = zero.pending();
         assert!(
             !waiting.operations.iter().any(|op| op.what.ends_with("of a batch")),
@@ -117,14 +117,14 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         return;
     }
     for is_put in [true, false] {
-        let ground =
-            PieceGround::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
-        connect(&ground.ranks);
-        let zero = &ground.ranks[0];
+        let fixture =
+            PieceFixture::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
+        connect(&fixture.ranks);
+        let zero = &fixture.ranks[0];
         let (count, len) = (20_000, 100);
         let (local, remote) = (
-            ground.local(Memory::Host, count * len),
-            ground.remote(Memory::Host, false, count * len),
+            fixture.local(Memory::Host, count * len),
+            fixture.remote(Memory::Host, false, count * len),
         );
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![7; count * len]).unwrap();
@@ -145,15 +145,15 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         }
         // It finds them all, before anything comes that it asks for.
         for _ in 0..100 {
-            let _ = ground.ranks[1].progress_all();
+            let _ = fixture.ranks[1].progress_all();
         }
-        assert_eq!(ground.ranks[1].peer_state(Rank(0)), PeerState::Up);
-        settle(&ground.ranks);
+        assert_eq!(fixture.ranks[1].peer_state(Rank(0)), PeerState::Up);
+        settle(&fixture.ranks);
         let call = || batch().wait();
-        on_both(&ground.ranks, call).unwrap();
-        assert_eq!(ground.ranks[1].peer_state(Rank(0)), PeerState::Up);
-        settle(&ground.ranks);
-        assert!(ground.ranks.iter().all(|rank| rank.pending().operations.is_empty()));
+        on_both(&fixture.ranks, call).unwrap();
+        assert_eq!(fixture.ranks[1].peer_state(Rank(0)), PeerState::Up);
+        settle(&fixture.ranks);
+        assert!(fixture.ranks.iter().all(|rank| rank.pending().operations.is_empty()));
     }
 }
 
@@ -164,9 +164,10 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
     for (memory, is_strided) in
         [(Memory::Gpu, false), (Memory::Gpu, true), (Memory::Host, false), (Memory::Host, true)]
     {
-        let ground = PieceGround::new::<J>();
-        let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
-        let (local, remote) = (ground.local(memory, 1000), ground.remote(Memory::Gpu, true, 1000));
+        let fixture = PieceFixture::new::<J>();
+        let (zero, fake) = (&fixture.ranks[0], fixture.gpus.fake.as_ref().unwrap());
+        let (local, remote) =
+            (fixture.local(memory, 1000), fixture.remote(Memory::Gpu, true, 1000));
         let done = Sink::keeping();
         let held = fake.faults().hold_copies();
         {
@@ -182,19 +183,19 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
                 true => zero.post_put_strided(Rank(1), &local, &block, &remote.rmr, &block),
                 false => zero.post_put_batch(Rank(1), &pieces),
             };
-            assert!(put.comp(&done).remote_comp(ground.name).try_submit().unwrap().is_posted());
+            assert!(put.comp(&done).remote_comp(fixture.name).try_submit().unwrap().is_posted());
         }
         let before = fake.counters().frees;
         drop((local, remote));
         for _ in 0..1000 {
-            step(&ground.ranks);
+            step(&fixture.ranks);
         }
         assert_eq!((done.count(), fake.counters().frees), (0, before), "an engine is at both");
         drop(held);
-        assert!(done.one(&ground.ranks).error.is_none());
+        assert!(done.one(&fixture.ranks).error.is_none());
         let freed = if memory == Memory::Gpu { 2 } else { 1 };
-        until(&ground.ranks, || {
-            ground.told.count() == 1 && fake.counters().frees == before + freed
+        until(&fixture.ranks, || {
+            fixture.told.count() == 1 && fake.counters().frees == before + freed
         });
     }
 }

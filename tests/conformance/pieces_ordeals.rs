@@ -1,7 +1,7 @@
 //! Batches that are refused, wait, are ordered after something, or come to a bad end.
 
 use super::pieces::{
-    Memory, PieceGround, Remote, more_than_16, on_both, posted_or_refused, side_by_side,
+    Memory, PieceFixture, Remote, more_than_16, on_both, posted_or_refused, side_by_side,
 };
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
@@ -30,18 +30,18 @@ crate::support::over_each_transport_and!(
 );
 
 fn a_batch_of_no_pieces_ends_at_once_and_sends_its_notification<J: Job>() {
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
     for is_put in [true, false] {
         let batch = if is_put {
             zero.post_put_batch(Rank(1), &[])
         } else {
             zero.post_get_batch(Rank(1), &[])
         };
-        let status = batch.remote_comp(ground.name).tag(Tag(3)).wait().unwrap();
+        let status = batch.remote_comp(fixture.name).tag(Tag(3)).wait().unwrap();
         assert!(status.error.is_none() && status.size == 0, "{status:?}");
-        until(&ground.ranks, || ground.told.count() == 1);
-        let told = ground.told.take().remove(0);
+        until(&fixture.ranks, || fixture.told.count() == 1);
+        let told = fixture.told.take().remove(0);
         assert_eq!((told.rank, told.size, told.tag), (Rank(0), 0, Tag(3)));
         // Not done, if that is not allowed.
         let sink = Sink::keeping();
@@ -51,20 +51,20 @@ fn a_batch_of_no_pieces_ends_at_once_and_sends_its_notification<J: Job>() {
             zero.post_get_batch(Rank(1), &[])
         };
         batch.comp(&sink).submit().unwrap();
-        assert_eq!(sink.one(&ground.ranks).size, 0);
+        assert_eq!(sink.one(&fixture.ranks).size, 0);
     }
     let put = zero.post_put_batch(Rank(9), &[]).try_submit();
     assert!(matches!(put, Err(PostError::NoSuchRank { .. })), "{put:?}");
 }
 
 fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
-    let ours = ground.ranks[0].allocate(1000).unwrap();
-    let own = ground.ranks[0].register_memory(&ours).unwrap();
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
+    let ours = fixture.ranks[0].allocate(1000).unwrap();
+    let own = fixture.ranks[0].register_memory(&ours).unwrap();
     let own = own.remote_key();
     for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
-        let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
+        let (local, remote) = (fixture.local(memory, 1000), fixture.remote(memory, mapped, 1000));
         local.whole().write(&[1; 1000]).unwrap();
         remote.region.whole().write(&[0; 1000]).unwrap();
         let rmr = &remote.rmr;
@@ -134,7 +134,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
             put(&whole, &other),
             PostError::Strided { cause: StridedError::Shape { .. }, .. }
         ));
-        settle(&ground.ranks);
+        settle(&fixture.ranks);
         assert_eq!(
             remote.region.whole().to_vec().unwrap(),
             [0; 1000],
@@ -146,31 +146,31 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
         let (forged, sink) = (RemoteKey::from_bytes(&forged).unwrap(), Sink::keeping());
         let pieces = [Piece { rmr: &forged, ..piece(0..10, 4000) }];
-        match posted_or_refused(&ground.ranks, || {
+        match posted_or_refused(&fixture.ranks, || {
             zero.post_put_batch(Rank(1), &pieces).comp(&sink).try_submit()
         }) {
             Err(PostError::Piece { at: 0, cause }) => {
                 assert!(matches!(*cause, PostError::Outside { .. }))
             }
             Ok(Outcome::Posted) => {
-                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                let error = sink.one(&fixture.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)), "{error}");
             }
             other => panic!("{other:?}"),
         }
         // A registration that has ended.
         let Remote { region, rmr, registered } = remote;
-        ground.ranks[1].deregister_memory(registered);
-        settle(&ground.ranks);
+        fixture.ranks[1].deregister_memory(registered);
+        settle(&fixture.ranks);
         let pieces = [Piece { local: &local, range: 0..10, rmr: &rmr, offset: 0 }];
-        match posted_or_refused(&ground.ranks, || {
+        match posted_or_refused(&fixture.ranks, || {
             zero.post_put_batch(Rank(1), &pieces).comp(&sink).try_submit()
         }) {
             Err(PostError::Piece { at: 0, cause }) => {
                 assert!(matches!(*cause, PostError::Stale(Rank(1))))
             }
             Ok(Outcome::Posted) => {
-                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                let error = sink.one(&fixture.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Stale(Rank(1))), "{error}");
             }
             other => panic!("{other:?}"),
@@ -180,11 +180,11 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
 }
 
 fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
     let (local, remote) =
-        (ground.local(Memory::Host, 1000), ground.remote(Memory::Host, true, 1000));
-    let other = ground.remote(Memory::Host, true, 1000);
+        (fixture.local(Memory::Host, 1000), fixture.remote(Memory::Host, true, 1000));
+    let other = fixture.remote(Memory::Host, true, 1000);
     local.whole().write(&[1; 1000]).unwrap();
     let piece = |range, offset| Piece { local: &local, range, rmr: &remote.rmr, offset };
     let shifted = remote.rmr.slice(100, 900).unwrap();
@@ -203,7 +203,7 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
             true => zero.post_put_batch(Rank(1), &pieces).wait(),
             false => zero.post_get_batch(Rank(1), &pieces).wait(),
         };
-        match (on_both(&ground.ranks, call), wanted) {
+        match (on_both(&fixture.ranks, call), wanted) {
             (Ok(_), None) => {}
             (Err(AwaitError::Post(PostError::Overlap { first, second })), Some(wanted)) => {
                 assert_eq!((first, second), wanted);
@@ -215,19 +215,19 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
 
 fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it<J: Job>() {
     let settings = J::settings().offers(16).setting("kernel_copy", AutoChoice::Off);
-    let (ground, mut rng) = (PieceGround::over(J::pair_with(settings)), rng());
-    let zero = &ground.ranks[0];
+    let (fixture, mut rng) = (PieceFixture::over(J::pair_with(settings)), rng());
+    let zero = &fixture.ranks[0];
     let sorts = more_than_16::<J>();
     for (memory, (count, len)) in
         [Memory::Host, Memory::Gpu].into_iter().flat_map(|one| sorts.map(|sort| (one, sort)))
     {
         let (local, remote) =
-            (ground.local(memory, count * len), ground.remote(memory, false, count * len));
+            (fixture.local(memory, count * len), fixture.remote(memory, false, count * len));
         let bytes = random(&mut rng, count * len);
         local.whole().write(&bytes).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| (count - 1 - at) * len);
         let (done, flushed) = (Sink::keeping(), Sink::keeping());
-        let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&done).remote_comp(ground.name);
+        let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&done).remote_comp(fixture.name);
         put.submit().unwrap();
         if !J::IS_RDMA {
             let waiting = zero.pending();
@@ -236,15 +236,15 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
             assert!(waiting.operations.iter().any(is_rest), "{waiting:?}");
         }
         zero.post_flush(Rank(1)).comp(&flushed).submit().unwrap();
-        until(&ground.ranks, || flushed.count() == 1);
+        until(&fixture.ranks, || flushed.count() == 1);
         let found = remote.region.whole().to_vec().unwrap();
         assert!(
             found.chunks(len).eq(bytes.chunks(len).rev()),
             "{memory:?}, {len} B: the flush was early"
         );
-        assert!(done.one(&ground.ranks).error.is_none());
-        until(&ground.ranks, || ground.told.count() == 1);
-        assert_eq!(ground.told.take().remove(0).size, count * len);
+        assert!(done.one(&fixture.ranks).error.is_none());
+        until(&fixture.ranks, || fixture.told.count() == 1);
+        assert_eq!(fixture.told.take().remove(0).size, count * len);
     }
 }
 
@@ -257,19 +257,19 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
         .flat_map(each)
     {
         let settings = J::settings().offers(16).setting("kernel_copy", AutoChoice::Off);
-        let ground = PieceGround::over(J::pair_with(settings));
+        let fixture = PieceFixture::over(J::pair_with(settings));
         let (local, remote) =
-            (ground.local(memory, count * len), ground.remote(Memory::Host, false, count * len));
+            (fixture.local(memory, count * len), fixture.remote(Memory::Host, false, count * len));
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
         let done = Sink::keeping();
-        connect(&ground.ranks);
-        let zero = &ground.ranks[0];
+        connect(&fixture.ranks);
+        let zero = &fixture.ranks[0];
         let put = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
         put.comp(&done).submit().unwrap();
-        let PieceGround { ranks: [zero, one], .. } = ground;
+        let PieceFixture { ranks: [zero, one], .. } = fixture;
         if peer_goes {
             drop((remote, one));
             let ranks = [zero];
@@ -294,9 +294,9 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;
     }
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
-    let fake = ground.gpus.fake.as_ref().unwrap();
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
+    let fake = fixture.gpus.fake.as_ref().unwrap();
     let each = |memory| [true, false].map(|mapped| (memory, mapped));
     let each = [Memory::Gpu, Memory::Host].into_iter().flat_map(each);
     for (memory, mapped, on_stream, is_strided) in each.flat_map(|(memory, mapped)| {
@@ -306,7 +306,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         let what =
             format!("{memory:?} mapped: {mapped}, on a stream: {on_stream}, strided: {is_strided}");
         let (local, remote) =
-            (ground.local(memory, 1000), ground.remote(Memory::Gpu, mapped, 2000));
+            (fixture.local(memory, 1000), fixture.remote(Memory::Gpu, mapped, 2000));
         local.whole().write(&[0; 1000]).unwrap();
         remote.region.whole().write(&[9; 2000]).unwrap();
         let stream = fake.gpu(0).unwrap().fake_stream().unwrap();
@@ -336,33 +336,33 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         } else {
             zero.post_put_batch(Rank(1), &pieces)
         };
-        let put = put.comp(&done).remote_comp(ground.name);
+        let put = put.comp(&done).remote_comp(fixture.name);
         let mut put = if on_stream {
             put.on_stream(&as_stream)
         } else {
             put.after(&stream.record().unwrap())
         };
-        assert!(posted(&ground.ranks, || put.try_submit()).is_posted(), "{what}");
+        assert!(posted(&fixture.ranks, || put.try_submit()).is_posted(), "{what}");
         if on_stream && memory == Memory::Gpu {
             // What the stream does later comes after the batch.
             let slice = local.whole();
             stream.launch(move |kernel| kernel.write(&slice, &[2; 1000])).unwrap();
         }
         for _ in 0..100 {
-            step(&ground.ranks);
+            step(&fixture.ranks);
         }
-        assert_eq!((done.count(), ground.told.count()), (0, 0), "{what}: it was not waited for");
+        assert_eq!((done.count(), fixture.told.count()), (0, 0), "{what}: it was not waited for");
         if memory == Memory::Host {
             // Until then it may be written.
             local.whole().write(&[1; 1000]).unwrap();
         }
         go.send(()).unwrap();
-        until(&ground.ranks, || ground.told.count() == 1);
+        until(&fixture.ranks, || fixture.told.count() == 1);
         let found = remote.region.whole().to_vec().unwrap();
         let wanted: Vec<u8> = (0..2000).map(|at| if at % 20 < 10 { 1 } else { 9 }).collect();
         assert!(found == wanted, "{what}");
-        assert_eq!(ground.told.take().remove(0).size, 1000);
-        assert!(done.one(&ground.ranks).error.is_none());
+        assert_eq!(fixture.told.take().remove(0).size, 1000);
+        assert!(done.one(&fixture.ranks).error.is_none());
         stream.synchronize().unwrap();
     }
 }
@@ -371,15 +371,15 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
     if is_for_simulated_only("no copy can be made to fail") {
         return;
     }
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
-    let faults = ground.gpus.fake.as_ref().unwrap().faults();
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
+    let faults = fixture.gpus.fake.as_ref().unwrap().faults();
     for (memory, mapped) in
         [(Memory::Gpu, true), (Memory::Gpu, false), (Memory::Host, true), (Memory::Host, false)]
     {
-        let local = ground.local(memory, 1000);
+        let local = fixture.local(memory, 1000);
         for at in [FailAt::Submit, FailAt::Event] {
-            let remote = ground.remote(Memory::Gpu, mapped, 1000);
+            let remote = fixture.remote(Memory::Gpu, mapped, 1000);
             let piece = |at: usize| Piece {
                 local: &local,
                 range: at..at + 1,
@@ -389,10 +389,10 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
             let pieces: Vec<_> = (0..100).map(piece).collect();
             let done = Sink::keeping();
             faults.fail_copies(at, Which::All, 700);
-            match posted_or_refused(&ground.ranks, || {
+            match posted_or_refused(&fixture.ranks, || {
                 zero.post_put_batch(Rank(1), &pieces)
                     .comp(&done)
-                    .remote_comp(ground.name)
+                    .remote_comp(fixture.name)
                     .try_submit()
             }) {
                 Err(PostError::Memory(error)) => {
@@ -400,31 +400,31 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_sends_no_notifi
                 }
                 Ok(Outcome::Posted) if J::IS_RDMA => {
                     // The NIC may need no engine.
-                    until(&ground.ranks, || done.count() == 1);
+                    until(&fixture.ranks, || done.count() == 1);
                     let has_ended = done.take().remove(0).error.is_none();
                     faults.heal_copies();
-                    settle(&ground.ranks);
-                    assert_eq!(ground.told.take().len(), usize::from(has_ended));
+                    settle(&fixture.ranks);
+                    assert_eq!(fixture.told.take().len(), usize::from(has_ended));
                     continue;
                 }
                 Ok(Outcome::Posted) => {
-                    let error = done.one(&ground.ranks).ok().unwrap_err();
+                    let error = done.one(&fixture.ranks).ok().unwrap_err();
                     let ours = mapped && J::MAPS;
                     assert!(!ours || error.to_string().contains("700"), "{error}");
                 }
                 other => panic!("{other:?}"),
             }
             faults.heal_copies();
-            settle(&ground.ranks);
-            assert_eq!((done.count(), ground.told.count()), (0, 0));
+            settle(&fixture.ranks);
+            assert_eq!((done.count(), fixture.told.count()), (0, 0));
         }
     }
 }
 
 fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
-    let ground = PieceGround::new::<J>();
+    let fixture = PieceFixture::new::<J>();
     for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
-        let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
+        let (local, remote) = (fixture.local(memory, 1000), fixture.remote(memory, mapped, 1000));
         local.whole().write(&[5; 1000]).unwrap();
         remote.region.whole().write(&[0; 1000]).unwrap();
         let piece = |at: usize| Piece {
@@ -434,19 +434,19 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
             offset: at as u64,
         };
         let pieces: Vec<_> = (0..50).map(|at| piece(at * 10)).collect();
-        let zero = &ground.ranks[0];
+        let zero = &fixture.ranks[0];
         let put = || zero.post_put_batch(Rank(1), &pieces).wait();
-        let status = on_both(&ground.ranks, put).unwrap();
+        let status = on_both(&fixture.ranks, put).unwrap();
         assert!(status.error.is_none() && status.size == 450, "{status:?}");
         let wanted: Vec<u8> =
             (0..1000).map(|at| if at < 500 && at % 10 < 9 { 5 } else { 0 }).collect();
         assert!(remote.region.whole().to_vec().unwrap() == wanted);
-        let back = ground.local(memory, 1000);
+        let back = fixture.local(memory, 1000);
         back.whole().write(&[0; 1000]).unwrap();
         let pieces: Vec<_> =
             pieces.iter().map(|piece| Piece { local: &back, ..piece.clone() }).collect();
         let get = || zero.block_on(async { zero.post_get_batch(Rank(1), &pieces).await });
-        let status = on_both(&ground.ranks, get).unwrap().unwrap();
+        let status = on_both(&fixture.ranks, get).unwrap().unwrap();
         assert_eq!(status.size, 450);
         assert!(back.whole().to_vec().unwrap() == wanted);
         // A completion object that is full is told when it has room.
@@ -458,7 +458,7 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
             posted += 1;
         }
         let mut come = 0;
-        until_with_errors(&ground.ranks, || {
+        until_with_errors(&fixture.ranks, || {
             come += std::iter::from_fn(|| queue.pop()).count();
             come == posted
         });
@@ -468,15 +468,15 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
 fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be<
     J: Job,
 >() {
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
     for (memory, theirs, is_put) in [
         (Memory::Host, Memory::Host, true),
         (Memory::Host, Memory::Host, false),
         (Memory::Gpu, Memory::Gpu, true),
         (Memory::Gpu, Memory::Gpu, false),
     ] {
-        let (local, remote) = (ground.local(memory, 1000), ground.remote(theirs, false, 1000));
+        let (local, remote) = (fixture.local(memory, 1000), fixture.remote(theirs, false, 1000));
         local.whole().write(&[1; 1000]).unwrap();
         remote.region.whole().write(&[2; 1000]).unwrap();
         // A name that says more than there is.
@@ -496,23 +496,23 @@ fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_th
                 true => zero
                     .post_put_batch(Rank(1), &pieces)
                     .comp(&sink)
-                    .remote_comp(ground.name)
+                    .remote_comp(fixture.name)
                     .try_submit(),
                 false => zero
                     .post_get_batch(Rank(1), &pieces)
                     .comp(&sink)
-                    .remote_comp(ground.name)
+                    .remote_comp(fixture.name)
                     .try_submit(),
             };
-            let outcome = posted_or_refused(&ground.ranks, call);
+            let outcome = posted_or_refused(&fixture.ranks, call);
             assert!(matches!(outcome, Ok(Outcome::Posted)), "{outcome:?}");
-            let error = sink.one(&ground.ranks).ok().unwrap_err();
+            let error = sink.one(&fixture.ranks).ok().unwrap_err();
             assert!(
                 matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)),
                 "{wrong}: {error}"
             );
-            settle(&ground.ranks);
-            assert_eq!(ground.told.count(), 0, "no notification");
+            settle(&fixture.ranks);
+            assert_eq!(fixture.told.count(), 0, "no notification");
         }
         if !J::IS_RDMA {
             // What is wrong is found before anything is copied.
@@ -532,6 +532,6 @@ fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_th
             true => zero.post_put_batch(Rank(1), &pieces).wait(),
             false => zero.post_get_batch(Rank(1), &pieces).wait(),
         };
-        on_both(&ground.ranks, call).unwrap();
+        on_both(&fixture.ranks, call).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! Batches of many pieces, one of which is wrong.
 
-use super::pieces::{Memory, PieceGround};
+use super::pieces::{Memory, PieceFixture};
 use crate::support::*;
 use carrack::{Piece, PostError, Rank};
 
@@ -14,10 +14,10 @@ crate::support::over_each_transport_and!(
 fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Job>() {
     const COUNT: usize = 200;
     const ROOM: usize = COUNT * 16;
-    let ground = PieceGround::new::<J>();
-    let zero = &ground.ranks[0];
+    let fixture = PieceFixture::new::<J>();
+    let zero = &fixture.ranks[0];
     for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
-        let (local, remote) = (ground.local(memory, ROOM), ground.remote(memory, mapped, ROOM));
+        let (local, remote) = (fixture.local(memory, ROOM), fixture.remote(memory, mapped, ROOM));
         local.whole().write(&[1; ROOM]).unwrap();
         remote.region.whole().write(&[0; ROOM]).unwrap();
         let piece = |at: usize| Piece {
@@ -78,7 +78,7 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
                 }
             }
         }
-        settle(&ground.ranks);
+        settle(&fixture.ranks);
         assert_eq!(
             remote.region.whole().to_vec().unwrap(),
             [0; ROOM],

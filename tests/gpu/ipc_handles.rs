@@ -53,8 +53,8 @@ fn a_rank_in_its_role() {
 
 #[test]
 fn what_cannot_be_exported_is_refused_with_what_to_do() {
-    let ground = TestDriver::new();
-    let gpu = &ground.gpus[0];
+    let driver = TestDriver::new();
+    let gpu = &driver.gpus[0];
     for (region, kind) in [
         (Region::host(100), MemKind::Host),
         (gpu.allocate(100, Flavour::Pinned).unwrap(), MemKind::Pinned),
@@ -76,8 +76,8 @@ fn what_cannot_be_exported_is_refused_with_what_to_do() {
 
 #[test]
 fn bytes_that_are_no_name_are_refused_and_nothing_is_opened() {
-    let ground = TestDriver::new();
-    let plain = ground.gpus[0].allocate(WHOLE, Flavour::Plain).unwrap();
+    let driver = TestDriver::new();
+    let plain = driver.gpus[0].allocate(WHOLE, Flavour::Plain).unwrap();
     let part = plain.subregion(PART.0, PART.1).unwrap();
     let name = ipc_export(&part).unwrap();
     let good = name.to_bytes();
@@ -98,7 +98,7 @@ fn bytes_that_are_no_name_are_refused_and_nothing_is_opened() {
         let why = IpcMemory::from_bytes(bytes, fd).unwrap_err();
         assert!(matches!(why, IpcError::Bytes { what: "memory", .. }), "{why}");
     }
-    let gpu = &*ground.gpus[0];
+    let gpu = &*driver.gpus[0];
     assert!(matches!(ipc_open_event(gpu, &[1; 63]), Err(IpcError::Bytes { what: "event", .. })));
     // A real driver says nowhere what it does with bytes that it has not made.
     if !gpus::is_for_simulated_only("nonsense is not given to the driver") {
@@ -140,8 +140,8 @@ fn hear(channel: &Channel) -> (Vec<u8>, Option<OwnedFd>) {
 }
 
 fn exports(role: &Role) {
-    let ground = TestDriver::new();
-    let gpu = &ground.gpus[0];
+    let driver = TestDriver::new();
+    let gpu = &driver.gpus[0];
     let channel = channel(role);
     let (at, len) = PART;
     for (turn, (flavour, form)) in (0..).zip(FORMS) {
@@ -170,8 +170,8 @@ fn exports(role: &Role) {
 }
 
 fn opens(role: &Role) {
-    let ground = TestDriver::new();
-    let gpu = ground.last();
+    let driver = TestDriver::new();
+    let gpu = driver.last();
     let channel = channel(role);
     for (turn, (flavour, _)) in (0..).zip(FORMS) {
         let (bytes, fd) = hear(&channel);
@@ -203,8 +203,8 @@ fn opens(role: &Role) {
 }
 
 fn records(role: &Role) {
-    let ground = TestDriver::new();
-    let gpu = &ground.gpus[0];
+    let driver = TestDriver::new();
+    let gpu = &driver.gpus[0];
     let (stream, event) = (gpu.stream().unwrap(), gpu.shared_event().unwrap());
     let word = gpu.allocate(8, Flavour::Pinned).unwrap();
     word.whole().write(&[0; 8]).unwrap();
@@ -227,8 +227,8 @@ fn records(role: &Role) {
 }
 
 fn waits(role: &Role) {
-    let ground = TestDriver::new();
-    let gpu = ground.last();
+    let driver = TestDriver::new();
+    let gpu = driver.last();
     let mut kept = None;
     for turn in 1..=3 {
         let name = role.told(&format!("recorded {turn}"), 0);

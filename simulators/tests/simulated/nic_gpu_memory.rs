@@ -12,13 +12,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A device and its link to itself.
-struct Ground {
+struct Fixture {
     driver: FakeDriver,
     link: Arc<dyn Link>,
     device: Arc<dyn Device>,
 }
 
-fn ground() -> Ground {
+fn fixture() -> Fixture {
     let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
     let gpus: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
     let nic = Arc::new(SimulatedNic::new(Config { gpus, ..Config::default() }).unwrap());
@@ -33,17 +33,17 @@ fn ground() -> Ground {
         device.poll(&mut batch, &mut |batch: &mut Batch| _ = batch.drain());
         _ = batch.drain();
     }
-    Ground { driver, link, device }
+    Fixture { driver, link, device }
 }
 
-impl Drop for Ground {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.device.close();
     }
 }
 
-fn register(ground: &Ground, region: &Region) -> Result<Box<dyn Exposed>, String> {
-    ground.link.expose(Buffer::from(region.whole())).map_err(|(why, _)| why)
+fn register(fixture: &Fixture, region: &Region) -> Result<Box<dyn Exposed>, String> {
+    fixture.link.expose(Buffer::from(region.whole())).map_err(|(why, _)| why)
 }
 
 /// Returns a region as of memory that the program frees itself: nothing keeps what lies there.
@@ -56,32 +56,32 @@ fn lent(region: &Region, id: AllocId) -> Region {
 
 #[test]
 fn memory_that_was_freed_is_not_registered_nor_what_lies_there_since() {
-    let ground = ground();
-    let driver = &ground.driver;
+    let fixture = fixture();
+    let driver = &fixture.driver;
     let gpu = driver.gpu(0).unwrap();
     driver.faults().reuse_addresses(true);
     let region = gpu.allocate(5000, Flavour::Plain).unwrap();
     let (lent, addr) = (lent(&region, region.id()), region.addr());
-    drop(register(&ground, &lent).unwrap());
+    drop(register(&fixture, &lent).unwrap());
     drop(region);
-    assert!(register(&ground, &lent).map(drop).unwrap_err().contains("has been freed"));
+    assert!(register(&fixture, &lent).map(drop).unwrap_err().contains("has been freed"));
     let next = gpu.allocate(5000, Flavour::Plain).unwrap();
     assert_eq!(next.addr(), addr);
-    assert!(register(&ground, &lent).map(drop).unwrap_err().contains("has been freed"));
+    assert!(register(&fixture, &lent).map(drop).unwrap_err().contains("has been freed"));
     // That says nothing of the NIC and the GPU.
-    register(&ground, &next).unwrap();
+    register(&fixture, &next).unwrap();
 }
 
 /// dma-buf rule 4: it may be gone.
 #[test]
 fn a_registration_ends_without_a_question_to_the_driver() {
-    let ground = ground();
-    let driver = &ground.driver;
+    let fixture = fixture();
+    let driver = &fixture.driver;
     let gpu = driver.gpu(0).unwrap();
     for refuse in [false, true] {
         driver.faults().refuse_dmabufs(refuse);
         let region = gpu.allocate(5000, Flavour::Plain).unwrap();
-        let exposed = register(&ground, &lent(&region, region.id())).unwrap();
+        let exposed = register(&fixture, &lent(&region, region.id())).unwrap();
         drop(region);
         let before = driver.counters();
         drop(exposed);
@@ -92,9 +92,9 @@ fn a_registration_ends_without_a_question_to_the_driver() {
 /// dma-buf rule 5.
 #[test]
 fn managed_memory_is_refused_by_name() {
-    let ground = ground();
-    let driver = &ground.driver;
+    let fixture = fixture();
+    let driver = &fixture.driver;
     let region = driver.gpu(0).unwrap().allocate(5000, Flavour::Managed).unwrap();
-    let why = register(&ground, &region).map(drop).unwrap_err();
+    let why = register(&fixture, &region).map(drop).unwrap_err();
     assert!(why.contains("managed"), "{why}");
 }

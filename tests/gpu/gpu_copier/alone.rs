@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes on both sides of a copy that stay as they are.
 const GUARD: usize = 64;
 
-fn ground() -> TestDriver {
-    let ground = TestDriver::new();
-    ground.driver.use_copiers();
-    ground
+fn driver() -> TestDriver {
+    let driver = TestDriver::new();
+    driver.driver.use_copiers();
+    driver
 }
 
 fn plain(gpu: &Arc<dyn Gpu>, len: usize) -> Region {
@@ -43,8 +43,8 @@ const PLACES: [(usize, usize); 8] =
 #[test]
 fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() {
     let _watchdog = Watchdog::over("every length");
-    let ground = ground();
-    let (own, other) = (&ground.gpus[0], ground.last());
+    let driver = driver();
+    let (own, other) = (&driver.gpus[0], driver.last());
     let mut rng = rng();
     let around = [511, 512, 513, 2047, 2048, 2049, 4095, 4096, 4097, 8191, MOST];
     let lengths: Vec<_> = (1..=70).chain(around).collect();
@@ -66,7 +66,7 @@ fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() 
                 src.whole().write(&sent).unwrap();
                 let copy = || ended(begun((&dst, to), (&src, from), len)).unwrap();
                 if len <= limit {
-                    until_by_copier(&ground.gpus, copy)
+                    until_by_copier(&driver.gpus, copy)
                 } else {
                     copy()
                 }
@@ -111,8 +111,8 @@ fn batch(dst: &Region, src: &Region, pieces: &Pieces) -> Transfer {
 #[ignore = "full: ten seconds; every count"]
 fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_else() {
     let _watchdog = Watchdog::over("batches");
-    let ground = ground();
-    let (own, other) = (&ground.gpus[0], ground.last());
+    let driver = driver();
+    let (own, other) = (&driver.gpus[0], driver.last());
     let mut rng = rng();
     for (dst_on, src_on) in [(own, own), (own, other)] {
         for (unit, most) in [(1, 64), (4, 256), (16, 64), (16, 1024)] {
@@ -125,11 +125,11 @@ fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_els
                 let pieces = pieces(count, unit, most);
                 let copy = || ended(batch(&dst, &src, &pieces)).unwrap();
                 if count <= 1024 {
-                    until_by_copier(&ground.gpus, copy);
+                    until_by_copier(&driver.gpus, copy);
                 } else {
-                    let before = copies(&ground.gpus);
+                    let before = copies(&driver.gpus);
                     copy();
-                    assert_eq!(copies(&ground.gpus), before, "a longer one is an engine's");
+                    assert_eq!(copies(&driver.gpus), before, "a longer one is an engine's");
                 }
                 for (to, from, len) in pieces {
                     wanted[to..to + len].copy_from_slice(&sent[from..from + len]);
@@ -147,8 +147,8 @@ fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_els
 #[test]
 fn batches_and_copies_over_the_same_bytes_keep_their_order() {
     let _watchdog = Watchdog::over("order of batches");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     const ROOM: usize = 1 << 20;
     let mut rng = rng();
     let (dst, sources) = (plain(gpu, ROOM), [0; 6].map(|_| plain(gpu, ROOM)));
@@ -158,7 +158,7 @@ fn batches_and_copies_over_the_same_bytes_keep_their_order() {
     }
     let few: Pieces = (0..300).map(|at| (at * 512, at * 512, 256)).collect();
     let long: Pieces = (0..2).map(|at| (at * 65_536, at * 65_536, 65_536)).collect();
-    until_by_copier(&ground.gpus, || ended(batch(&dst, &sources[0], &few)).unwrap());
+    until_by_copier(&driver.gpus, || ended(batch(&dst, &sources[0], &few)).unwrap());
     let mut ordered = 0;
     for turn in 0.. {
         if turn >= 200 && ordered >= 20 {
@@ -167,7 +167,7 @@ fn batches_and_copies_over_the_same_bytes_keep_their_order() {
         // Which of them comes when changes from turn to turn.
         let mut wanted = contents[0].clone();
         ended(begun((&dst, 0), (&sources[0], 0), ROOM)).unwrap();
-        let before = copies(&ground.gpus);
+        let before = copies(&driver.gpus);
         let mut transfers = Vec::new();
         for at in 0..5 {
             let source = 1 + (turn + at) % 5;
@@ -186,7 +186,7 @@ fn batches_and_copies_over_the_same_bytes_keep_their_order() {
         }
         // Simulated engines have no order among themselves, so no more than one is to have had a
         // part.
-        let is_ordered = copies(&ground.gpus) >= before + 4 || are_real();
+        let is_ordered = copies(&driver.gpus) >= before + 4 || are_real();
         ordered += u32::from(is_ordered);
         for transfer in transfers.into_iter().rev() {
             ended(transfer).unwrap();
@@ -198,10 +198,10 @@ fn batches_and_copies_over_the_same_bytes_keep_their_order() {
 #[test]
 fn what_is_longer_or_in_host_memory_is_an_engines() {
     let _watchdog = Watchdog::over("an engine's");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     let (dst, src) = (plain(gpu, 3 * MOST), plain(gpu, 3 * MOST));
-    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&src, 0), 8)).unwrap());
+    until_by_copier(&driver.gpus, || ended(begun((&dst, 0), (&src, 0), 8)).unwrap());
     let before = counts(&**gpu).1;
     for _ in 0..100 {
         for (to, from, len) in [(0, 0, MOST + 1), (4, 0, 2049), (1, 0, 513)] {
@@ -216,14 +216,14 @@ fn what_is_longer_or_in_host_memory_is_an_engines() {
 #[test]
 fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     let _watchdog = Watchdog::over("order");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     const BIG: usize = 4 << 20;
     let mut rng = rng();
     let (dst, big, small) = (plain(gpu, BIG), plain(gpu, BIG), plain(gpu, 64));
     let bytes = random(&mut rng, BIG);
     big.whole().write(&bytes).unwrap();
-    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
+    until_by_copier(&driver.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
     let before = counts(&**gpu).1;
     for turn in 0_usize..100 {
         let word = random(&mut rng, 8);
@@ -245,7 +245,7 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
         }
         assert!(dst.slice(at, 8).unwrap().to_vec().unwrap() == *expected, "turn {turn}");
     }
-    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
+    until_by_copier(&driver.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
     assert!(counts(&**gpu).1 > before);
 }
 
@@ -254,22 +254,22 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
 #[test]
 fn copies_that_are_in_flight_at_a_time_are_done_one_after_the_other() {
     let _watchdog = Watchdog::over("chains");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     const LEN: usize = 400;
     let [a, b, c] = [0, 1, 2].map(|_| plain(gpu, 1024));
     let mut rng = rng();
-    until_by_copier(&ground.gpus, || ended(begun((&b, 0), (&a, 0), 8)).unwrap());
+    until_by_copier(&driver.gpus, || ended(begun((&b, 0), (&a, 0), 8)).unwrap());
     let mut chains = 0;
     while chains < 300 {
         let mut expected = random(&mut rng, 1024);
         a.whole().write(&expected).unwrap();
-        let before = copies(&ground.gpus);
+        let before = copies(&driver.gpus);
         // By 16 bytes at a time, byte by byte, by 4 bytes, and onto what the first has written.
         let links =
             [((&b, 0), (&a, 0)), ((&c, 1), (&b, 0)), ((&b, 5), (&c, 1)), ((&c, 16), (&b, 0))];
         let in_flight = links.map(|(to, from)| begun(to, from, LEN));
-        let all_by_copier = copies(&ground.gpus) == before + links.len() as u64;
+        let all_by_copier = copies(&driver.gpus) == before + links.len() as u64;
         in_flight.into_iter().rev().for_each(|copy| ended(copy).unwrap());
         chains += u32::from(all_by_copier);
         // A simulated device's engines have no order among themselves.
@@ -286,8 +286,8 @@ fn copies_that_are_in_flight_at_a_time_are_done_one_after_the_other() {
 #[test]
 fn a_batch_or_a_strided_block_between_small_copies_of_the_same_bytes_keeps_its_place() {
     let _watchdog = Watchdog::over("order of batches");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     const PIECES: usize = 64;
     // A piece of 32 bytes in each row of 64.
     let block = Strided { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
@@ -303,13 +303,13 @@ fn a_batch_or_a_strided_block_between_small_copies_of_the_same_bytes_keeps_its_p
     };
     let grid = || start_strided((&dst, &block), (&many, &block), None).unwrap().unwrap();
     let by_copier = |begin: &dyn Fn() -> Transfer| {
-        let before = copies(&ground.gpus);
+        let before = copies(&driver.gpus);
         let begun = begin();
-        (begun, copies(&ground.gpus) > before)
+        (begun, copies(&driver.gpus) > before)
     };
     let all = 64 * PIECES;
     let cover = || begun((&dst, 0), (&small, 0), all);
-    until_by_copier(&ground.gpus, || ended(cover()).unwrap());
+    until_by_copier(&driver.gpus, || ended(cover()).unwrap());
     // How often the kernel came first, and how often last.
     let mut seen = [0_u32; 2];
     for turn in 0_usize.. {
@@ -352,8 +352,8 @@ fn a_batch_or_a_strided_block_between_small_copies_of_the_same_bytes_keeps_its_p
 #[test]
 fn threads_that_copy_at_the_same_time_get_what_they_copied() {
     let _watchdog = Watchdog::over("threads");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     std::thread::scope(|scope| {
         for thread in 0..3_u8 {
             scope.spawn(move || {
@@ -373,28 +373,28 @@ fn threads_that_copy_at_the_same_time_get_what_they_copied() {
         }
     });
     let region = plain(gpu, 64);
-    until_by_copier(&ground.gpus, || ended(begun((&region, 0), (&region, 32), 8)).unwrap());
+    until_by_copier(&driver.gpus, || ended(begun((&region, 0), (&region, 32), 8)).unwrap());
 }
 
 #[test]
 fn the_kernel_ends_when_there_is_nothing_to_do_and_is_launched_anew() {
     let _watchdog = Watchdog::over("lease");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     let region = plain(gpu, 64);
     let copy = || ended(begun((&region, 0), (&region, 32), 8)).unwrap();
-    until_by_copier(&ground.gpus, copy);
+    until_by_copier(&driver.gpus, copy);
     for _ in 0..3 {
         let (launches, _) = counts(&**gpu);
         // Waits for everything on the device, as the program may: for the kernel, too.
-        if let Some(fake) = &ground.fake {
+        if let Some(fake) = &driver.fake {
             fake.gpu(0).unwrap().synchronize().unwrap();
         }
         while counts(&**gpu).0 == launches {
             std::thread::sleep(std::time::Duration::from_millis(2));
             copy();
         }
-        until_by_copier(&ground.gpus, copy);
+        until_by_copier(&driver.gpus, copy);
     }
 }
 
@@ -403,8 +403,8 @@ fn the_kernel_ends_when_there_is_nothing_to_do_and_is_launched_anew() {
 #[test]
 fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
     let _watchdog = Watchdog::over("freed under traffic");
-    let ground = ground();
-    let gpu = &ground.gpus[0];
+    let driver = driver();
+    let gpu = &driver.gpus[0];
     let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -416,7 +416,7 @@ fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
         for _ in 0..50 {
             drop(plain(gpu, 100));
             drop(gpu.allocate(100, Flavour::Pinned).unwrap());
-            if let Some(fake) = &ground.fake {
+            if let Some(fake) = &driver.fake {
                 fake.gpu(0).unwrap().synchronize().unwrap();
             }
         }
@@ -429,14 +429,14 @@ fn without_having_been_asked_for_there_is_no_copier() {
     if is_for_simulated_only("other tests have asked for it in this process") {
         return;
     }
-    let ground = TestDriver::new();
-    let gpu = &ground.gpus[0];
+    let driver = TestDriver::new();
+    let gpu = &driver.gpus[0];
     let region = plain(gpu, 64);
     ended(begun((&region, 0), (&region, 32), 8)).unwrap();
     assert_eq!(gpu.copier(), CopierState::Off);
-    ground.driver.use_copiers();
+    driver.driver.use_copiers();
     assert_eq!(gpu.copier(), CopierState::Wanted);
-    let fake = ground.fake.as_ref().unwrap();
+    let fake = driver.fake.as_ref().unwrap();
     fake.faults().refuse_copiers(true);
     ended(begun((&region, 0), (&region, 32), 8)).unwrap();
     assert!(matches!(gpu.copier(), CopierState::Refused(why) if why.contains("ordered by a test")));
@@ -452,8 +452,8 @@ fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
     let _watchdog = Watchdog::over("shared");
     let mut rng = rng();
     for launched in [false, true] {
-        let ground = ground();
-        let (gpu, fake) = (&ground.gpus[0], ground.fake.as_ref().unwrap());
+        let driver = driver();
+        let (gpu, fake) = (&driver.gpus[0], driver.fake.as_ref().unwrap());
         let (dst, src) = (plain(gpu, 64), plain(gpu, 64));
         let mut copy = || {
             let bytes = random(&mut rng, 64);
@@ -462,7 +462,7 @@ fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
             assert_eq!(dst.whole().to_vec().unwrap(), bytes);
         };
         if launched {
-            until_by_copier(&ground.gpus, &mut copy);
+            until_by_copier(&driver.gpus, &mut copy);
         }
         fake.faults().share_copiers(Some(4711));
         // The running kernel takes copies until its lease ends.
@@ -490,8 +490,8 @@ fn a_kernel_that_does_not_begin_holds_no_copy_up() {
         return;
     }
     let _watchdog = Watchdog::over("stalled");
-    let ground = ground();
-    let (gpu, fake) = (&ground.gpus[0], ground.fake.as_ref().unwrap());
+    let driver = driver();
+    let (gpu, fake) = (&driver.gpus[0], driver.fake.as_ref().unwrap());
     let region = plain(gpu, 64);
     let copy = || ended(begun((&region, 0), (&region, 32), 8)).unwrap();
     fake.faults().stall_copiers(true);
@@ -500,7 +500,7 @@ fn a_kernel_that_does_not_begin_holds_no_copy_up() {
     }
     assert_eq!(counts(&**gpu), (1, 0), "launched once, and not waited for");
     fake.faults().stall_copiers(false);
-    until_by_copier(&ground.gpus, copy);
+    until_by_copier(&driver.gpus, copy);
 }
 
 #[test]
@@ -509,12 +509,12 @@ fn a_kernel_that_is_lost_fails_what_it_was_given_and_nothing_else() {
         return;
     }
     let _watchdog = Watchdog::over("lost");
-    let ground = ground();
-    let (gpu, fake) = (&ground.gpus[0], ground.fake.as_ref().unwrap());
+    let driver = driver();
+    let (gpu, fake) = (&driver.gpus[0], driver.fake.as_ref().unwrap());
     let (dst, src) = (plain(gpu, 64), plain(gpu, 64));
     dst.whole().write(&[0; 64]).unwrap();
     src.whole().write(&[7; 64]).unwrap();
-    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&src, 0), 8)).unwrap());
+    until_by_copier(&driver.gpus, || ended(begun((&dst, 0), (&src, 0), 8)).unwrap());
     fake.faults().lose_copiers(true);
     let lost = loop {
         match ended(begun((&dst, 0), (&src, 0), 8)) {

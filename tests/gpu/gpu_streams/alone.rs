@@ -22,7 +22,7 @@ use std::time::Duration;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Two ranks of this process, and a GPU.
-pub(crate) struct Ground {
+pub(crate) struct Fixture {
     pub(crate) ranks: Vec<Runtime>,
     pub(crate) gpu: Arc<dyn Gpu>,
     driver: Arc<dyn Driver>,
@@ -30,7 +30,7 @@ pub(crate) struct Ground {
     _watchdog: Watchdog,
 }
 
-impl Ground {
+impl Fixture {
     pub(crate) fn new(what: &str) -> Self {
         Self::over(what, driver())
     }
@@ -68,8 +68,8 @@ impl Ground {
 
 #[test]
 fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on() {
-    let ground = Ground::new("rule a");
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::new("rule a");
+    let Fixture { ranks, gpu, .. } = &fixture;
     let counter = StreamCounter::new(&ranks[0], gpu).unwrap();
     let streams: Vec<_> = (0..40).map(|_| gpu.stream().unwrap()).collect();
     let waiting = streams.iter().take_while(|stream| counter.wait_on(stream, 1).is_ok()).count();
@@ -118,9 +118,9 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
 #[test]
 fn a_simulated_device_stands_still_when_waiting_streams_take_up_all_connections() {
     let fake = FakeDriver::new(FakeConfig { connections: 8, ..FakeConfig::default() }).unwrap();
-    let ground = Ground::over("standstill", Arc::new(fake.clone()));
+    let fixture = Fixture::over("standstill", Arc::new(fake.clone()));
     fake.faults().take_all_waits(true);
-    let Ground { ranks, gpu, .. } = &ground;
+    let Fixture { ranks, gpu, .. } = &fixture;
     let counters: Vec<_> = (0..8).map(|_| StreamCounter::new(&ranks[0], gpu).unwrap()).collect();
     let streams: Vec<_> = counters.iter().map(|_| gpu.stream().unwrap()).collect();
     let free = gpu.stream().unwrap();
@@ -141,8 +141,8 @@ fn a_simulated_device_stands_still_when_waiting_streams_take_up_all_connections(
 
 #[test]
 fn rule_b_what_is_freed_while_a_stream_waits_is_freed_when_none_does() {
-    let ground = Ground::new("rule b");
-    let Ground { ranks, gpu, driver, .. } = &ground;
+    let fixture = Fixture::new("rule b");
+    let Fixture { ranks, gpu, driver, .. } = &fixture;
     let flavours = [Flavour::Plain, Flavour::Pinned, Flavour::Managed];
     let regions = flavours.map(|flavour| gpu.allocate(5000, flavour).unwrap());
     let host = Region::host(3 * 4096);
@@ -151,24 +151,24 @@ fn rule_b_what_is_freed_while_a_stream_waits_is_freed_when_none_does() {
     let registration = unsafe { gpu.register_host(page as *mut u8, 4096) }.unwrap();
     let mut addresses = vec![page];
     addresses.extend(regions.iter().map(Region::addr));
-    let brake = ground.brake();
-    let stream = ground.held(&brake);
+    let brake = fixture.brake();
+    let stream = fixture.held(&brake);
     drop((regions, registration));
     for _ in 0..3 {
         driver.look_after();
-        assert!(addresses.iter().all(|addr| ground.is_allocated(*addr)), "it would have blocked");
+        assert!(addresses.iter().all(|addr| fixture.is_allocated(*addr)), "it would have blocked");
         settle(ranks);
     }
     brake.release();
     stream.synchronize().unwrap();
     driver.look_after();
-    assert!(addresses.iter().all(|addr| !ground.is_allocated(*addr)));
+    assert!(addresses.iter().all(|addr| !fixture.is_allocated(*addr)));
 }
 
 #[test]
 fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_has_another_way() {
-    let ground = Ground::new("rule c");
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::new("rule c");
+    let Fixture { ranks, gpu, .. } = &fixture;
     let stream = gpu.stream().unwrap();
     let arrived = StreamCounter::new(&ranks[0], gpu).unwrap();
     for peer in 0..2 {
@@ -210,8 +210,8 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
 #[test]
 fn rule_e_a_thread_that_waits_for_the_whole_device_goes_on_when_another_makes_progress() {
     let fake = FakeDriver::new(FakeConfig::default()).unwrap();
-    let ground = Ground::over("rule e", Arc::new(fake.clone()));
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::over("rule e", Arc::new(fake.clone()));
+    let Fixture { ranks, gpu, .. } = &fixture;
     let (stream, arrived) = (gpu.stream().unwrap(), StreamCounter::new(&ranks[0], gpu).unwrap());
     let name = ranks[0].register_comp(&arrived).unwrap();
     arrived.wait_on(&stream, 1).unwrap();
@@ -236,8 +236,8 @@ fn rule_e_a_thread_that_waits_for_the_whole_device_goes_on_when_another_makes_pr
 
 #[test]
 fn a_counter_counts_successes_and_the_first_failure_lets_all_go() {
-    let ground = Ground::new("counter");
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::new("counter");
+    let Fixture { ranks, gpu, .. } = &fixture;
     let (stream, arrived) = (gpu.stream().unwrap(), StreamCounter::new(&ranks[0], gpu).unwrap());
     arrived.wait_on(&stream, 2).unwrap();
     let end = stream.record().unwrap();
@@ -263,8 +263,8 @@ fn a_counter_counts_successes_and_the_first_failure_lets_all_go() {
 
 #[test]
 fn a_counter_that_is_dropped_lets_its_streams_go_and_its_word_is_used_again() {
-    let ground = Ground::new("dropped");
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::new("dropped");
+    let Fixture { ranks, gpu, .. } = &fixture;
     let (stream, mut words) = (gpu.stream().unwrap(), HashSet::new());
     for _ in 0..500 {
         let counter = StreamCounter::new(&ranks[0], gpu).unwrap();
@@ -281,8 +281,8 @@ fn a_counter_that_is_dropped_lets_its_streams_go_and_its_word_is_used_again() {
 
 #[test]
 fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
-    let ground = Ground::new("bad input");
-    let Ground { ranks, gpu, driver, .. } = &ground;
+    let fixture = Fixture::new("bad input");
+    let Fixture { ranks, gpu, driver, .. } = &fixture;
     let window = gpu.allocate(100, Flavour::Plain).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
     let (rmr, stream) = (mr.remote_key(), gpu.stream().unwrap());
@@ -306,8 +306,8 @@ fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
     let mut send = ranks[0].post_send(Rank(1), list, Tag(1)).after(&stream.record().unwrap());
     assert!(matches!(send.try_submit(), Err(PostError::OrderedPieces)));
     // What is wrong at once is said at once.
-    let brake = ground.brake();
-    let event = ground.held(&brake).record().unwrap();
+    let brake = fixture.brake();
+    let event = fixture.held(&brake).record().unwrap();
     let mut outside = ranks[0].post_put(Rank(1), vec![1; 8], &rmr, 93).after(&event);
     assert!(matches!(outside.try_submit(), Err(PostError::Outside { .. })));
     let mut read_only = ranks[0]
@@ -321,8 +321,8 @@ fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
 #[test]
 fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_of() {
     let fake = FakeDriver::new(FakeConfig::default()).unwrap();
-    let ground = Ground::over("failing", Arc::new(fake.clone()));
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::over("failing", Arc::new(fake.clone()));
+    let Fixture { ranks, gpu, .. } = &fixture;
     let window = ranks[1].allocate(100).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
     let (rmr, ended) = (mr.remote_key(), CompQueue::new(8));
@@ -373,10 +373,10 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
 /// that stream.
 #[test]
 fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_event() {
-    let ground = Ground::new("control");
-    let Ground { ranks, .. } = &ground;
-    let (brake, left, came) = (ground.brake(), Sink::keeping(), Sink::keeping());
-    let stream = ground.held(&brake);
+    let fixture = Fixture::new("control");
+    let Fixture { ranks, .. } = &fixture;
+    let (brake, left, came) = (fixture.brake(), Sink::keeping(), Sink::keeping());
+    let stream = fixture.held(&brake);
     let event = stream.record().unwrap();
     // Memory that no other rank maps: its owner answers.
     let region = Region::host(64);

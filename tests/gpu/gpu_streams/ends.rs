@@ -1,6 +1,6 @@
 //! Within one process: the ends that operations come to which wait for events and streams.
 
-use super::alone::Ground;
+use super::alone::Fixture;
 use super::{KINDS, is_past, memory};
 use crate::support::{rng, settle, until};
 use carrack::transports::gpu::Flavour;
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 #[test]
 fn a_receive_that_waits_for_an_event_is_cancelled_then_and_later() {
-    let ground = Ground::new("cancel");
-    let Ground { ranks, .. } = &ground;
-    let (brake, ended) = (ground.brake(), CompQueue::new(8));
+    let fixture = Fixture::new("cancel");
+    let Fixture { ranks, .. } = &fixture;
+    let (brake, ended) = (fixture.brake(), CompQueue::new(8));
     for begins in [false, true] {
-        let event = ground.held(&brake).record().unwrap();
+        let event = fixture.held(&brake).record().unwrap();
         let mut recv = ranks[0].post_recv(Rank(1), vec![7; 4], Tag(1)).after(&event).comp(&ended);
         assert!(recv.try_submit().unwrap().is_posted());
         let ticket = recv.ticket().expect("it waits");
@@ -40,12 +40,12 @@ fn a_receive_that_waits_for_an_event_is_cancelled_then_and_later() {
 
 #[test]
 fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
-    let ground = Ground::new("deadline");
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::new("deadline");
+    let Fixture { ranks, gpu, .. } = &fixture;
     let window = ranks[1].allocate(100).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
-    let (rmr, ended, brake) = (mr.remote_key(), CompQueue::new(8), ground.brake());
-    let held = ground.held(&brake);
+    let (rmr, ended, brake) = (mr.remote_key(), CompQueue::new(8), fixture.brake());
+    let held = fixture.held(&brake);
     let (event, soon) = (held.record().unwrap(), Duration::from_millis(10));
     let put = ranks[0]
         .post_put(Rank(1), vec![1; 4], &rmr, 0)
@@ -83,13 +83,13 @@ fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
 
 #[test]
 fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
-    let mut ground = Ground::new("shutdown");
-    let gpu = ground.gpu.clone();
+    let mut fixture = Fixture::new("shutdown");
+    let gpu = fixture.gpu.clone();
     let window = gpu.allocate(100, Flavour::Plain).unwrap();
-    let mr = ground.ranks[1].register_memory(&window).unwrap();
+    let mr = fixture.ranks[1].register_memory(&window).unwrap();
     let (rmr, ended) = (mr.remote_key(), CompQueue::new(16));
     let (held, waits, arrived) = {
-        let rank = &ground.ranks[0];
+        let rank = &fixture.ranks[0];
         let arrived = StreamCounter::new(rank, &gpu).unwrap();
         let (held, waits) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         arrived.wait_on(&held, 1).unwrap();
@@ -118,10 +118,10 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
         assert!(posts.into_iter().all(|post| post.unwrap().is_posted()));
         (held, waits, arrived)
     };
-    settle(&ground.ranks);
+    settle(&fixture.ranks);
     let ends = [held, waits].map(|stream| stream.record().unwrap());
     assert!(ends.iter().all(|event| !is_past(event)) && ended.is_empty());
-    drop(ground.ranks.remove(0));
+    drop(fixture.ranks.remove(0));
     assert_eq!(ended.len(), 8, "each ends once");
     while let Some(status) = ended.pop() {
         assert!(matches!(status.ok().unwrap_err(), OpError::Closed));
@@ -137,16 +137,16 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
 /// Each waiting operation ends exactly once, with its buffer, in any order of events.
 #[test]
 fn operations_in_random_orders_end_exactly_once() {
-    let ground = Ground::new("random");
-    let Ground { ranks, gpu, .. } = &ground;
+    let fixture = Fixture::new("random");
+    let Fixture { ranks, gpu, .. } = &fixture;
     let mut rng = rng();
     let windows = [ranks[1].allocate(1000).unwrap(), gpu.allocate(1000, Flavour::Plain).unwrap()];
     let registered = [0, 1].map(|at| ranks[1].register_memory(&windows[at]).unwrap());
     let rmrs = [0, 1].map(|at| registered[at].remote_key());
     let ended = CompQueue::new(4096);
     for round in 0..30 {
-        let (brakes, mut posted_so_far) = ([ground.brake(), ground.brake()], 0_u64);
-        let streams = [ground.held(&brakes[0]), ground.held(&brakes[1])];
+        let (brakes, mut posted_so_far) = ([fixture.brake(), fixture.brake()], 0_u64);
+        let streams = [fixture.held(&brakes[0]), fixture.held(&brakes[1])];
         let (mut tickets, tag) = (Vec::new(), Tag(100 + round));
         let mut kept = HashSet::new();
         for _ in 0..40 {

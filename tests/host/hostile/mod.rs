@@ -57,7 +57,7 @@ fn device(me: u32) -> Arc<dyn Device> {
 }
 
 /// A victim with an honest peer.
-struct Ground {
+struct Fixture {
     victim: Arc<dyn Device>,
     honest: Arc<dyn Device>,
     link: Arc<dyn Link>,
@@ -65,16 +65,16 @@ struct Ground {
     batch: Batch,
 }
 
-impl Ground {
+impl Fixture {
     fn new() -> Self {
         let (victim, honest) = (device(0), device(2));
         let link = honest.connect(&victim.address(), PeerId(0)).unwrap();
-        let mut ground = Self { victim, honest, link, sent: 0, batch: Batch::new(32) };
-        while !ground.link.is_up() {
-            assert!(ground.poll().is_empty());
+        let mut fixture = Self { victim, honest, link, sent: 0, batch: Batch::new(32) };
+        while !fixture.link.is_up() {
+            assert!(fixture.poll().is_empty());
         }
-        ground.others_go_on();
-        ground
+        fixture.others_go_on();
+        fixture
     }
 
     /// Returns the victim's events, and makes progress for the honest peer.
@@ -228,7 +228,7 @@ fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
 fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
     let _watchdog = Watchdog::over("nonsense");
     let mut rng = rng();
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let (_segment, right) = Segment::create(GEOMETRY).unwrap();
     let size = rustix::fs::fstat(&right).unwrap().st_size as u64;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -293,22 +293,22 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
     let mut near = SECRET;
     near[15] ^= 1;
     for secret in [near, [0; 16]] {
-        let mut channel = ground.knock();
-        let end = ground.greet(Role::Dialer, ATTACKER, secret, &mut channel).unwrap_err();
+        let mut channel = fixture.knock();
+        let end = fixture.greet(Role::Dialer, ATTACKER, secret, &mut channel).unwrap_err();
         assert!(end.to_string().contains("secret"), "{end}");
     }
     for rank in [3, u32::MAX] {
-        let mut channel = ground.knock();
+        let mut channel = fixture.knock();
         // The victim's proof comes in front of its refusal, or is not sent at all.
-        let _ = ground.greet(Role::Dialer, PeerId(rank), SECRET, &mut channel);
-        assert!(!matches!(ground.answer(&channel).0, Some(HandshakeMessage::Welcome { .. })));
+        let _ = fixture.greet(Role::Dialer, PeerId(rank), SECRET, &mut channel);
+        assert!(!matches!(fixture.answer(&channel).0, Some(HandshakeMessage::Welcome { .. })));
     }
     // Each without a proof, and behind one: a right hello is not enough.
     let each = attempts.iter().flat_map(|attempt| [(attempt, false), (attempt, true)]);
     for (at, ((bytes, fds), proves)) in each.enumerate() {
-        let channel = if proves { ground.prove(ATTACKER) } else { ground.knock() };
+        let channel = if proves { fixture.prove(ATTACKER) } else { fixture.knock() };
         channel.send(bytes, fds).unwrap();
-        let (answer, fds) = ground.answer(&channel);
+        let (answer, fds) = fixture.answer(&channel);
         match answer {
             None => {}
             Some(HandshakeMessage::Refusal(why)) => assert!(!why.is_empty()),
@@ -316,29 +316,29 @@ fn a_connection_that_makes_no_sense_is_refused_and_others_go_on() {
         }
         assert!(fds.is_empty(), "attempt {at} was given descriptors");
         if at % 20 == 0 {
-            ground.others_go_on();
+            fixture.others_go_on();
         }
     }
-    let channel = ground.knock();
+    let channel = fixture.knock();
     channel.send(&hello().encode(), &[right.as_fd()]).unwrap();
-    let (answer, fds) = ground.answer(&channel);
+    let (answer, fds) = fixture.answer(&channel);
     assert!(
         matches!(answer, None | Some(HandshakeMessage::Refusal(_))) && fds.is_empty(),
         "{answer:?}"
     );
     // Who brings more descriptors than a message carries.
-    let channel = ground.prove(ATTACKER);
+    let channel = fixture.prove(ATTACKER);
     send_many(&channel, &hello().encode(), &right, 20);
-    let (answer, fds) = ground.answer(&channel);
+    let (answer, fds) = fixture.answer(&channel);
     assert!(matches!(answer, None | Some(HandshakeMessage::Refusal(_))) && fds.is_empty());
     // Silent connections, and one that hangs up.
-    let silent: Vec<Channel> = (0..50).map(|_| ground.knock()).collect();
-    drop(ground.knock());
-    ground.others_go_on();
+    let silent: Vec<Channel> = (0..50).map(|_| fixture.knock()).collect();
+    drop(fixture.knock());
+    fixture.others_go_on();
     drop(silent);
-    ground.others_go_on();
+    fixture.others_go_on();
     // After all that an honest one is let in.
-    ground.enter();
+    fixture.enter();
 }
 
 #[test]
@@ -352,16 +352,16 @@ fn more_than_a_thousand_silent_connections_keep_no_rank_out() {
     if limit.current.is_some_and(|now| now < wanted) && may {
         setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit }).unwrap();
     }
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let mut silent = Vec::new();
     for _ in 0..if may { 1300 } else { 200 } {
-        silent.push(ground.knock());
-        ground.poll();
+        silent.push(fixture.knock());
+        fixture.poll();
     }
-    ground.others_go_on();
-    let mut attacker = ground.enter();
+    fixture.others_go_on();
+    let mut attacker = fixture.enter();
     attacker.place(u32::MAX, 1);
-    ground.reports_the_attacker("one that came behind them");
+    fixture.reports_the_attacker("one that came behind them");
     if may {
         // The first to come have had to go, and the last have not.
         let is_closed = |channel: &Channel| {
@@ -391,17 +391,17 @@ fn refused_connections_leave_no_descriptor_behind() {
     if !is_alone(module_path!(), "refused_connections_leave_no_descriptor_behind") {
         return;
     }
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let (_segment, right) = Segment::create(GEOMETRY).unwrap();
     let mut counts = Vec::new();
     for _ in 0..3 {
         for _ in 0..20 {
-            let channel = if counts.is_empty() { ground.knock() } else { ground.prove(ATTACKER) };
+            let channel = if counts.is_empty() { fixture.knock() } else { fixture.prove(ATTACKER) };
             send_many(&channel, &hello().encode(), &right, 3);
-            ground.answer(&channel);
-            let mut attacker = ground.enter();
+            fixture.answer(&channel);
+            let mut attacker = fixture.enter();
             attacker.place(u32::MAX, 1);
-            ground.reports_the_attacker("a chunk that is not there");
+            fixture.reports_the_attacker("a chunk that is not there");
         }
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mapped = maps.lines().filter(|line| line.contains("carrack-segment")).count();
@@ -413,7 +413,7 @@ fn refused_connections_leave_no_descriptor_behind() {
 #[test]
 fn a_record_of_impossible_shape_ends_its_link_and_no_other() {
     let _watchdog = Watchdog::over("shapes");
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     for (slots, len) in [
         (0_u64, 0_u64),
         (0, 8),
@@ -426,33 +426,33 @@ fn a_record_of_impossible_shape_ends_its_link_and_no_other() {
         (4, 0xffff),
         (1, 0xffff),
     ] {
-        let attacker = ground.enter();
+        let attacker = fixture.enter();
         let control = 1 | slots << 32 | u64::from(INLINE) << 40 | len << 48;
         attacker.slots.control(0).store(control, Ordering::Release);
-        ground.reports_the_attacker(&format!("{slots} slots of {len} bytes"));
+        fixture.reports_the_attacker(&format!("{slots} slots of {len} bytes"));
     }
 }
 
 #[test]
 fn a_record_that_names_what_is_not_there_ends_its_link_and_no_other() {
     let _watchdog = Watchdog::over("chunks");
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     for (chunk, len) in
         [(4, 1), (4, 0), (63, 8), (u32::MAX, 8), (0, 4097), (3, u32::MAX), (1 << 20, 1 << 20)]
     {
-        let mut attacker = ground.enter();
+        let mut attacker = fixture.enter();
         attacker.place(chunk, len);
-        ground.reports_the_attacker(&format!("{len} bytes in chunk {chunk}"));
+        fixture.reports_the_attacker(&format!("{len} bytes in chunk {chunk}"));
     }
     for len in [0, 1, 7, 9, 40, 208] {
-        let mut attacker = ground.enter();
+        let mut attacker = fixture.enter();
         attacker.producer.push(CHUNK, [1, 2], MemRef::host(&vec![0; len])).unwrap();
-        ground.reports_the_attacker(&format!("a place of {len} bytes"));
+        fixture.reports_the_attacker(&format!("a place of {len} bytes"));
     }
     for kind in [0, 3, 77, 255] {
-        let mut attacker = ground.enter();
+        let mut attacker = fixture.enter();
         attacker.producer.push(kind, [1, 2], MemRef::host(b"x")).unwrap();
-        ground.reports_the_attacker(&format!("a record of kind {kind}"));
+        fixture.reports_the_attacker(&format!("a record of kind {kind}"));
     }
 }
 
@@ -460,15 +460,15 @@ fn a_record_that_names_what_is_not_there_ends_its_link_and_no_other() {
 fn a_ring_full_of_random_bytes_harms_its_sender_only() {
     let _watchdog = Watchdog::over("random rings");
     let mut rng = rng();
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     for round in 0..150 {
-        let attacker = ground.enter();
+        let attacker = fixture.enter();
         scribble(&attacker, &mut rng, round % 2 == 0);
         // Records that can be messages are messages. The others are reported, or are no records at
         // all.
         let mut down = false;
         for _ in 0..300 {
-            for event in ground.poll() {
+            for event in fixture.poll() {
                 match event {
                     Event::Arrived { from: ATTACKER, payload, .. } => {
                         assert!(payload.len() <= 4096);
@@ -485,11 +485,11 @@ fn a_ring_full_of_random_bytes_harms_its_sender_only() {
         }
         if !down {
             drop(attacker);
-            ground.until("the attacker has hung up", |event| {
+            fixture.until("the attacker has hung up", |event| {
                 matches!(event, Event::PeerDown { peer: ATTACKER, .. })
             });
         }
-        ground.others_go_on();
+        fixture.others_go_on();
     }
 }
 
@@ -528,7 +528,7 @@ fn scribble(attacker: &Attacker, rng: &mut SmallRng, plausible: bool) {
 #[test]
 fn a_sender_that_speaks_out_of_turn_is_reported() {
     let _watchdog = Watchdog::over("out of turn");
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let (_segment, fd) = Segment::create(GEOMETRY).unwrap();
     for bytes in [
         hello().encode(),
@@ -536,8 +536,8 @@ fn a_sender_that_speaks_out_of_turn_is_reported() {
         vec![1, 2, 3],
         vec![0; 300],
     ] {
-        let attacker = ground.enter();
+        let attacker = fixture.enter();
         attacker.channel.send(&bytes, &[fd.as_fd()]).unwrap();
-        ground.reports_the_attacker(&format!("{} bytes out of turn", bytes.len()));
+        fixture.reports_the_attacker(&format!("{} bytes out of turn", bytes.len()));
     }
 }

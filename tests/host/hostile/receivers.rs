@@ -9,21 +9,21 @@ pub(super) struct FalseReceiver {
 }
 
 impl FalseReceiver {
-    pub(super) fn lure(ground: &Ground, number: usize) -> Self {
+    pub(super) fn lure(fixture: &Fixture, number: usize) -> Self {
         let name = format!("carrack-false-{}-{number}", std::process::id()).into_bytes();
         let listener = Listener::bind(&name).unwrap();
         let address = ShmAddress { namespace: SocketNamespace::here().unwrap(), name }.encode();
-        let link = ground.victim.connect(&address, ATTACKER).unwrap();
+        let link = fixture.victim.connect(&address, ATTACKER).unwrap();
         Self { listener, link }
     }
 
     /// Takes the victim's hello: its segment, as the receiver sees it.
-    pub(super) fn accept(&self, ground: &mut Ground) -> (Channel, Arc<Segment>) {
+    pub(super) fn accept(&self, fixture: &mut Fixture) -> (Channel, Arc<Segment>) {
         let mut channel = self.listener.accept().unwrap().unwrap();
-        ground.greet(Role::Listener, ATTACKER, SECRET, &mut channel).unwrap();
+        fixture.greet(Role::Listener, ATTACKER, SECRET, &mut channel).unwrap();
         let mut bytes = [0; MAX_MESSAGE];
         let (len, fds) = loop {
-            assert!(ground.poll().is_empty());
+            assert!(fixture.poll().is_empty());
             match channel.receive(&mut bytes).unwrap() {
                 Received::Message(len, fds) => break (len, fds),
                 Received::Nothing => {}
@@ -51,7 +51,7 @@ pub(super) fn am(link: &Arc<dyn Link>, bytes: &[u8]) -> Result<Submit, SubmitErr
 fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     let _watchdog = Watchdog::over("false receivers");
     let mut rng = rng();
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let (_page, page) = BellPage::create().unwrap();
     let (wake, small) =
         (eventfd(), memfd(100, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
@@ -72,22 +72,22 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
         (random(&mut rng, len), vec![])
     }));
     for (number, (bytes, fds)) in answers.iter().enumerate() {
-        let receiver = FalseReceiver::lure(&ground, number);
-        let (channel, _segment) = receiver.accept(&mut ground);
+        let receiver = FalseReceiver::lure(&fixture, number);
+        let (channel, _segment) = receiver.accept(&mut fixture);
         channel.send(bytes, fds).unwrap();
-        ground.reports_the_attacker(&format!("answer {number}"));
+        fixture.reports_the_attacker(&format!("answer {number}"));
         let sent = am(&receiver.link, b"x");
         assert!(matches!(sent, Err(SubmitError::Down { peer: ATTACKER, .. })), "{sent:?}");
     }
     // One that refuses says why; one that hangs up is gone.
     for (number, refuses) in [(1000, true), (1001, false)] {
-        let receiver = FalseReceiver::lure(&ground, number);
-        let (channel, _segment) = receiver.accept(&mut ground);
+        let receiver = FalseReceiver::lure(&fixture, number);
+        let (channel, _segment) = receiver.accept(&mut fixture);
         if refuses {
             channel.send(&HandshakeMessage::Refusal("not today".into()).encode(), &[]).unwrap();
         }
         drop(channel);
-        ground.until("a refusal", |event| match event {
+        fixture.until("a refusal", |event| match event {
             Event::PeerDown { peer: ATTACKER, cause: DownCause::Refused(why) } => {
                 refuses && why == "not today"
             }
@@ -95,22 +95,22 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
             other => panic!("{other:?}"),
         });
     }
-    ground.others_go_on();
+    fixture.others_go_on();
 }
 
 #[test]
 fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
     let _watchdog = Watchdog::over("credits");
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let (_page, page) = BellPage::create().unwrap();
     let wake = eventfd();
     for (number, freed) in [1_u64 << 40, u64::MAX, 17].into_iter().enumerate() {
         // A bell that no page has: ringing it must do no harm.
-        let receiver = FalseReceiver::lure(&ground, 2000 + number);
-        let (channel, segment) = receiver.accept(&mut ground);
+        let receiver = FalseReceiver::lure(&fixture, 2000 + number);
+        let (channel, segment) = receiver.accept(&mut fixture);
         let welcome = HandshakeMessage::Welcome { bell: u32::MAX, fenced: true }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
-        ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
+        fixture.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
         let slots = SegmentSlots::of(segment);
         slots.freed().store(freed, Ordering::Release);
         let mut sent = 0;
@@ -126,23 +126,23 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
             Err(SubmitError::Down { peer: ATTACKER, cause: DownCause::Protocol(_) })
         );
         assert!(told, "{freed}: {end:?}");
-        ground.others_go_on();
+        fixture.others_go_on();
     }
     // Chunks that never come back are no reason to give up: the link is busy, for ever.
-    let receiver = FalseReceiver::lure(&ground, 3000);
-    let (channel, segment) = receiver.accept(&mut ground);
+    let receiver = FalseReceiver::lure(&fixture, 3000);
+    let (channel, segment) = receiver.accept(&mut fixture);
     channel
         .send(
             &HandshakeMessage::Welcome { bell: 7, fenced: false }.encode(),
             &[page.as_fd(), wake.as_fd()],
         )
         .unwrap();
-    ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
+    fixture.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
     let mut sent = 0;
     while am(&receiver.link, &[1; 1000]) == Ok(Submit::Done) {
         sent += 1;
     }
     assert_eq!(sent, 4);
     drop(segment);
-    ground.others_go_on();
+    fixture.others_go_on();
 }

@@ -2,7 +2,7 @@
 //! free one; and descriptors of the wrong type.
 
 use super::receivers::{FalseReceiver, am, eventfd};
-use super::{ATTACKER, GEOMETRY, Ground, hello};
+use super::{ATTACKER, Fixture, GEOMETRY, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
 use carrack::transports::internals::shm::{HandshakeMessage, ShmAddress, SocketNamespace};
@@ -36,7 +36,7 @@ fn named(name: &[u8]) -> SocketAddrUnix {
 #[test]
 fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
     let _watchdog = Watchdog::over("a name that was taken");
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let name = format!("carrack-taken-{}", std::process::id()).into_bytes();
     let taken = as_another_user(|| {
         let socket = socket();
@@ -48,8 +48,8 @@ fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
     let refused = Channel::connect(&name).unwrap_err();
     assert!(matches!(refused, ConnectError::OtherUser(Peer { uid: 65534, .. })), "{refused}");
     let address = ShmAddress { namespace: SocketNamespace::here().unwrap(), name }.encode();
-    let link = ground.victim.connect(&address, ATTACKER).unwrap();
-    ground.until("the other user", |event| match event {
+    let link = fixture.victim.connect(&address, ATTACKER).unwrap();
+    fixture.until("the other user", |event| match event {
         Event::PeerDown { peer: ATTACKER, cause: DownCause::Gone(why) } => {
             why.contains("of user 65534")
         }
@@ -62,14 +62,14 @@ fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
         let (told, _) = recv(&call, &mut [0; 256], RecvFlags::DONTWAIT).unwrap();
         assert_eq!(told, 0, "bytes that another user was told");
     }
-    ground.others_go_on();
+    fixture.others_go_on();
 }
 
 #[test]
 fn a_process_of_another_user_that_calls_is_hung_up_on_whatever_it_knows() {
     let _watchdog = Watchdog::over("another user calls");
-    let mut ground = Ground::new();
-    let name = ShmAddress::decode(&ground.victim.address()).unwrap().name;
+    let mut fixture = Fixture::new();
+    let name = ShmAddress::decode(&fixture.victim.address()).unwrap().name;
     for _ in 0..3 {
         let call = as_another_user(|| {
             let socket = socket();
@@ -84,12 +84,12 @@ fn a_process_of_another_user_that_calls_is_hung_up_on_whatever_it_knows() {
         send(&call, &hello().encode(), &segment);
         let mut answer = Err(Errno::AGAIN);
         while answer == Err(Errno::AGAIN) {
-            assert!(ground.poll().is_empty(), "a pending connection causes no event");
+            assert!(fixture.poll().is_empty(), "a pending connection causes no event");
             answer = recv(&call, &mut [0; 256], RecvFlags::DONTWAIT).map(|(_, told)| told);
         }
         // What lay there unread is a reset, and nothing an end.
         assert!(matches!(answer, Ok(0) | Err(Errno::CONNRESET)), "{answer:?}");
-        ground.others_go_on();
+        fixture.others_go_on();
     }
 }
 
@@ -106,7 +106,7 @@ fn send(socket: &OwnedFd, bytes: &[u8], fd: &OwnedFd) {
 #[test]
 fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     let _watchdog = Watchdog::over("false eventfds");
-    let mut ground = Ground::new();
+    let mut fixture = Fixture::new();
     let (_page, page) = BellPage::create().unwrap();
     let (_read, pipe) = rustix::pipe::pipe().unwrap();
     rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
@@ -114,19 +114,19 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     let (socket, file) = (socket(), OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
     let wrong = [&pipe, &blocking, &socket, &file, &page];
     for (number, wake) in wrong.into_iter().enumerate() {
-        let receiver = FalseReceiver::lure(&ground, 4000 + number);
-        let (channel, _segment) = receiver.accept(&mut ground);
+        let receiver = FalseReceiver::lure(&fixture, 4000 + number);
+        let (channel, _segment) = receiver.accept(&mut fixture);
         let welcome = HandshakeMessage::Welcome { bell: 1, fenced: false }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
-        ground.reports_the_attacker(&format!("eventfd {number}"));
+        fixture.reports_the_attacker(&format!("eventfd {number}"));
         let sent = am(&receiver.link, b"x");
         assert!(matches!(sent, Err(SubmitError::Down { peer: ATTACKER, .. })), "{sent:?}");
     }
     // One that is right is taken.
-    let receiver = FalseReceiver::lure(&ground, 4100);
-    let (channel, _segment) = receiver.accept(&mut ground);
+    let receiver = FalseReceiver::lure(&fixture, 4100);
+    let (channel, _segment) = receiver.accept(&mut fixture);
     let welcome = HandshakeMessage::Welcome { bell: 1, fenced: false }.encode();
     channel.send(&welcome, &[page.as_fd(), eventfd().as_fd()]).unwrap();
-    ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
+    fixture.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
     assert!(matches!(channel.receive(&mut [0; 256]), Ok(Received::Nothing)));
 }

@@ -95,7 +95,7 @@ pub struct Way {
     is_released: bool,
 }
 
-/// Event of a rank that is not part of this ground.
+/// Event of a rank that is not part of this fixture.
 #[derive(Debug)]
 pub enum Heard {
     Message,
@@ -103,17 +103,17 @@ pub enum Heard {
 }
 
 /// Three ranks, all of which talk to each other.
-pub struct Ground {
+pub struct Fixture {
     pub sides: Vec<Side>,
     pub ways: BTreeMap<(usize, usize), Way>,
-    /// Events at the three ranks about a fourth one, which is not part of this ground.
+    /// Events at the three ranks about a fourth one, which is not part of this fixture.
     pub of_the_fourth: Vec<(usize, Heard)>,
     fabric: String,
 }
 
 /// Returns the network that these are on.
-pub fn fabric_of(ground: &Ground) -> String {
-    ground.fabric.clone()
+pub fn fabric_of(fixture: &Fixture) -> String {
+    fixture.fabric.clone()
 }
 
 fn size(number: u64) -> usize {
@@ -142,28 +142,28 @@ pub fn bytes_of(payload: &Payload) -> Vec<u8> {
     bytes
 }
 
-impl Default for Ground {
+impl Default for Fixture {
     fn default() -> Self {
         Self::with(&Config::default(), &options())
     }
 }
 
-impl Ground {
+impl Fixture {
     pub fn with(config: &Config, options: &VerbsOptions) -> Self {
         let fabric = fabric();
         let side = |me| {
             Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap()
         };
         let sides = (0..3).map(side).collect();
-        let mut ground = Self { sides, ways: BTreeMap::new(), of_the_fourth: Vec::new(), fabric };
+        let mut fixture = Self { sides, ways: BTreeMap::new(), of_the_fourth: Vec::new(), fabric };
         for from in 0..3 {
             for to in (0..3).filter(|to| *to != from) {
-                ground.ways.insert((from, to), Way::default());
-                ground.connect(from, to).unwrap();
+                fixture.ways.insert((from, to), Way::default());
+                fixture.connect(from, to).unwrap();
             }
         }
-        ground.all_go_on(3);
-        ground
+        fixture.all_go_on(3);
+        fixture
     }
 
     /// Makes one direction anew.
@@ -191,8 +191,8 @@ impl Ground {
     pub fn release(&mut self, one: usize, of: usize) {
         self.way(one, of).link = None;
         self.way(of, one).is_released = true;
-        self.talk_until("it has released the link", |ground| {
-            ground.ways[&(of, one)].down.is_some()
+        self.talk_until("it has released the link", |fixture| {
+            fixture.ways[&(of, one)].down.is_some()
         });
     }
 
@@ -297,9 +297,9 @@ impl Ground {
             .filter(|(_, way)| way.down.is_none())
             .map(|(pair, way)| (pair.0, pair.1, way.got + count))
             .collect();
-        self.talk_until("all go on", |ground| {
+        self.talk_until("all go on", |fixture| {
             until.iter().all(|&(from, to, want)| {
-                let way = &ground.ways[&(from, to)];
+                let way = &fixture.ways[&(from, to)];
                 assert!(way.down.is_none(), "{from} to {to}: {:?}", way.down);
                 way.got >= want
             })
@@ -315,8 +315,8 @@ impl Ground {
     /// first was told.
     #[track_caller]
     pub fn only_these_end(&mut self, what: &str, one: usize, other: usize) -> DownCause {
-        self.talk_until(what, |ground| {
-            ground.ways[&(one, other)].down.is_some() && ground.ways[&(other, one)].down.is_some()
+        self.talk_until(what, |fixture| {
+            fixture.ways[&(one, other)].down.is_some() && fixture.ways[&(other, one)].down.is_some()
         });
         let ended = self.ways.iter().filter(|(_, way)| way.down.is_some()).count();
         assert_eq!(ended, 2, "{what}: {:?}", self.state());
@@ -393,8 +393,8 @@ impl Ground {
         let others: Vec<_> =
             self.ways.keys().copied().filter(|(from, to)| *from != rank && *to != rank).collect();
         let until: Vec<_> = others.iter().map(|pair| self.ways[pair].got + count).collect();
-        self.talk_until("the others go on", |ground| {
-            others.iter().zip(&until).all(|(pair, want)| ground.ways[pair].got >= *want)
+        self.talk_until("the others go on", |fixture| {
+            others.iter().zip(&until).all(|(pair, want)| fixture.ways[pair].got >= *want)
         });
     }
 
@@ -404,8 +404,8 @@ impl Ground {
         std::thread::scope(|scope| {
             let device = self.sides[rank].device.clone();
             let closing = scope.spawn(move || device.close());
-            self.talk_until("the end of it", |ground| {
-                (0..3).filter(|to| *to != rank).all(|to| ground.ways[&(to, rank)].down.is_some())
+            self.talk_until("the end of it", |fixture| {
+                (0..3).filter(|to| *to != rank).all(|to| fixture.ways[&(to, rank)].down.is_some())
             });
             closing.join().unwrap();
         });
@@ -419,10 +419,10 @@ impl Ground {
     /// Waits until a connection of this rank ends, and returns the other rank of it.
     #[track_caller]
     pub fn who_has_lost(&mut self, what: &str, rank: usize) -> usize {
-        let lost = |ground: &Self| {
-            (0..3).filter(|to| *to != rank).find(|to| ground.ways[&(rank, *to)].down.is_some())
+        let lost = |fixture: &Self| {
+            (0..3).filter(|to| *to != rank).find(|to| fixture.ways[&(rank, *to)].down.is_some())
         };
-        self.talk_until(what, |ground| lost(ground).is_some());
+        self.talk_until(what, |fixture| lost(fixture).is_some());
         lost(self).unwrap()
     }
 
@@ -430,8 +430,8 @@ impl Ground {
     #[track_caller]
     pub fn reports_the_attacker(&mut self, what: &str) -> DownCause {
         let mut cause = None;
-        self.talk_until(what, |ground| {
-            ground.of_the_fourth.iter().any(|(_, event)| matches!(event, Heard::End(_)))
+        self.talk_until(what, |fixture| {
+            fixture.of_the_fourth.iter().any(|(_, event)| matches!(event, Heard::End(_)))
         });
         for (at, event) in self.of_the_fourth.drain(..) {
             match event {

@@ -1,6 +1,6 @@
 //! Messages that are dealt out over several NICs of a rank.
 
-use super::ground::{CHUNK, ChunkGround, Kind};
+use super::fixture::{CHUNK, ChunkFixture, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, settle, until, until_with_errors};
 use carrack::transports::contract::{
@@ -16,40 +16,40 @@ use std::time::Duration;
 
 /// Returns two ranks of `devices` devices, all of which are connected. The counters of each of the
 /// receiver's devices have seen writes since.
-fn connected(devices: [usize; 2]) -> ChunkGround {
-    let ground = ChunkGround::over(devices, [CHUNK, CHUNK]);
+fn connected(devices: [usize; 2]) -> ChunkFixture {
+    let fixture = ChunkFixture::over(devices, [CHUNK, CHUNK]);
     let last = devices[0].min(devices[1]) - 1;
     let mut seed = 0;
     // The first messages may end before the further connections are up.
-    while ground.counters_of(last)[1].written == 0 {
+    while fixture.counters_of(last)[1].written == 0 {
         seed += 1;
-        arrives(&ground, seed, 4 * CHUNK);
-        settle(&ground.ranks);
+        arrives(&fixture, seed, 4 * CHUNK);
+        settle(&fixture.ranks);
     }
-    ground
+    fixture
 }
 
-fn arrives(ground: &ChunkGround, seed: u64, size: usize) {
+fn arrives(fixture: &ChunkFixture, seed: u64, size: usize) {
     let bytes = pattern(seed, size);
-    let status = ground.send((0, Kind::Vec.filled(&bytes)), (1, vec![0; size].into()));
+    let status = fixture.send((0, Kind::Vec.filled(&bytes)), (1, vec![0; size].into()));
     assert!(status.bytes() == Some(&bytes[..]), "{size} B");
 }
 
 /// Chunks that each of the receiver's devices was written.
-fn written(ground: &ChunkGround) -> Vec<usize> {
-    let written = |device| ground.counters_of(device)[1].written as usize / CHUNK;
-    (0..ground.devices[0].min(ground.devices[1])).map(written).collect()
+fn written(fixture: &ChunkFixture) -> Vec<usize> {
+    let written = |device| fixture.counters_of(device)[1].written as usize / CHUNK;
+    (0..fixture.devices[0].min(fixture.devices[1])).map(written).collect()
 }
 
 #[test]
 fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
     let _watchdog = Watchdog::over("messages over several NICs");
     for devices in [[2, 2], [4, 4], [3, 2], [2, 4]] {
-        let ground = connected(devices);
-        let before = written(&ground);
+        let fixture = connected(devices);
+        let before = written(&fixture);
         let (nics, chunks) = (before.len(), 8 * before.len());
-        arrives(&ground, 99, chunks * CHUNK);
-        let new: Vec<_> = written(&ground)
+        arrives(&fixture, 99, chunks * CHUNK);
+        let new: Vec<_> = written(&fixture)
             .into_iter()
             .zip(before)
             .map(|(after, before)| after - before)
@@ -60,47 +60,47 @@ fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
             "{new:?}"
         );
         for device in 0..nics {
-            let [here, there] = ground.counters_of(device);
+            let [here, there] = fixture.counters_of(device);
             // One, where a NIC is quicker than who gives it the next.
             assert!((1..=2 * nics).contains(&(here.to_be_read.most as usize / CHUNK)), "{here:?}");
             // The chunks, and some words.
             assert_eq!(there.to_be_written.most as usize / CHUNK, 2, "{there:?}");
             assert_eq!((here.to_be_read.now, there.to_be_written.now as usize / CHUNK), (0, 0));
         }
-        arrives(&ground, 98, 7 * CHUNK + 3);
+        arrives(&fixture, 98, 7 * CHUNK + 3);
     }
 }
 
 #[test]
 fn a_chunk_of_a_slow_nic_is_told_of_when_it_is_written_and_the_others_carry_the_rest() {
     let _watchdog = Watchdog::over("a slow NIC");
-    let ground = connected([2, 2]);
+    let fixture = connected([2, 2]);
     let (size, bytes) = (12 * CHUNK, pattern(7, 12 * CHUNK));
-    let (before, words) = (written(&ground), ground.counters_of(1)[1].to_be_written.now);
-    let held = ground.nics[0].faults().hold_device(1);
-    let (left, came) = ground.begin((0, bytes.clone().into()), (1, vec![0; size].into()), None);
+    let (before, words) = (written(&fixture), fixture.counters_of(1)[1].to_be_written.now);
+    let held = fixture.nics[0].faults().hold_device(1);
+    let (left, came) = fixture.begin((0, bytes.clone().into()), (1, vec![0; size].into()), None);
     let the_rest_is_there = [before[0] + 10, before[1]];
-    until(&ground.ranks, || written(&ground) == the_rest_is_there);
-    settle(&ground.ranks);
+    until(&fixture.ranks, || written(&fixture) == the_rest_is_there);
+    settle(&fixture.ranks);
     assert_eq!((left.count(), came.count()), (0, 0));
-    let waiting = ground.counters_of(1)[1].to_be_written.now - words;
+    let waiting = fixture.counters_of(1)[1].to_be_written.now - words;
     assert_eq!(waiting, 2 * CHUNK as u64, "two chunks are shown to it all the time");
-    assert_eq!(written(&ground), the_rest_is_there);
+    assert_eq!(written(&fixture), the_rest_is_there);
     drop(held);
-    assert!(came.one(&ground.ranks).bytes() == Some(&bytes[..]));
-    assert!(left.one(&ground.ranks).error.is_none());
-    assert_eq!(written(&ground), [before[0] + 10, before[1] + 2]);
+    assert!(came.one(&fixture.ranks).bytes() == Some(&bytes[..]));
+    assert!(left.one(&fixture.ranks).error.is_none());
+    assert_eq!(written(&fixture), [before[0] + 10, before[1] + 2]);
 }
 
 #[test]
 fn what_is_no_longer_than_a_chunk_goes_over_the_first_nic_alone() {
     let _watchdog = Watchdog::over("short messages with several NICs");
-    let ground = connected([2, 2]);
-    let before = ground.counters_of(1);
+    let fixture = connected([2, 2]);
+    let before = fixture.counters_of(1);
     for (seed, size) in (0..).zip([1, 5000, 40_000, CHUNK]) {
-        arrives(&ground, seed, size);
+        arrives(&fixture, seed, size);
     }
-    assert_eq!(ground.counters_of(1), before);
+    assert_eq!(fixture.counters_of(1), before);
 }
 
 /// The receiver hears of a chunk by its first NIC, which says nothing of the others' writes: those
@@ -108,52 +108,52 @@ fn what_is_no_longer_than_a_chunk_goes_over_the_first_nic_alone() {
 #[test]
 fn a_chunk_is_told_of_when_it_can_be_seen_whatever_nic_has_written_it() {
     let _watchdog = Watchdog::over("chunks that are seen late");
-    let ground = connected([3, 3]);
-    ground.nics[1].faults().write_visibility(Visibility::WithCompletion, false);
+    let fixture = connected([3, 3]);
+    fixture.nics[1].faults().write_visibility(Visibility::WithCompletion, false);
     for seed in 0..20 {
-        arrives(&ground, seed, 9 * CHUNK + 5);
+        arrives(&fixture, seed, 9 * CHUNK + 5);
     }
 }
 
 #[test]
 fn whatever_nic_refuses_a_chunk_the_rest_comes_part_by_part() {
     let _watchdog = Watchdog::over("refusals of several NICs");
-    let ground = connected([2, 2]);
+    let fixture = connected([2, 2]);
     for side in [0, 1] {
         for k in 1..=8 {
-            ground.nics[side].faults().fail_call(Call::RegMr, Which::Nth(k), libc::ENOMEM);
-            arrives(&ground, k, 7 * CHUNK + 5);
+            fixture.nics[side].faults().fail_call(Call::RegMr, Which::Nth(k), libc::ENOMEM);
+            arrives(&fixture, k, 7 * CHUNK + 5);
         }
-        ground.nics[side].faults().heal_call(Call::RegMr);
+        fixture.nics[side].faults().heal_call(Call::RegMr);
     }
     for device in [0, 1] {
-        assert_eq!(ground.counters_of(device)[0].to_be_read.now, 0);
+        assert_eq!(fixture.counters_of(device)[0].to_be_read.now, 0);
     }
 }
 
 #[test]
 fn many_messages_both_ways_share_the_nics() {
     let _watchdog = Watchdog::over("many messages over several NICs");
-    let ground = connected([2, 2]);
-    ground.carries_both_ways(20, 19_973);
+    let fixture = connected([2, 2]);
+    fixture.carries_both_ways(20, 19_973);
 }
 
 /// Begins a message. Each of the sender's two NICs has chunks of it, and does not begin with them.
-fn in_the_midst(ground: &ChunkGround, size: usize) -> (Sink, Sink) {
-    let shown = || ground.counters_of(1)[1].to_be_written.now;
+fn in_the_midst(fixture: &ChunkFixture, size: usize) -> (Sink, Sink) {
+    let shown = || fixture.counters_of(1)[1].to_be_written.now;
     let before = shown();
-    let ends = ground.begin((0, pattern(1, size).into()), (1, vec![0; size].into()), None);
+    let ends = fixture.begin((0, pattern(1, size).into()), (1, vec![0; size].into()), None);
     while shown() < before + CHUNK as u64 {
-        ground.ranks[1].progress().unwrap();
+        fixture.ranks[1].progress().unwrap();
     }
     ends
 }
 
 /// Waits until both have ended, which each does once and with its buffer.
-fn both_end(ground: &ChunkGround, ends: [&Sink; 2], size: usize) -> [carrack::Status; 2] {
-    until_with_errors(&ground.ranks, || ends.iter().all(|end| end.count() > 0));
+fn both_end(fixture: &ChunkFixture, ends: [&Sink; 2], size: usize) -> [carrack::Status; 2] {
+    until_with_errors(&fixture.ranks, || ends.iter().all(|end| end.count() > 0));
     let mut steps = 0;
-    until_with_errors(&ground.ranks, || {
+    until_with_errors(&fixture.ranks, || {
         steps += 1;
         steps > 300
     });
@@ -170,14 +170,14 @@ fn both_end(ground: &ChunkGround, ends: [&Sink; 2], size: usize) -> [carrack::St
 fn a_further_nic_that_fails_in_the_midst_ends_the_message_and_the_connection_with_the_peer() {
     for lost in [0, 1] {
         let _watchdog = Watchdog::over("a further NIC that fails");
-        let ground = connected([2, 2]);
+        let fixture = connected([2, 2]);
         let size = 12 * CHUNK;
-        let (left, came) = in_the_midst(&ground, size);
-        let held = [0, 1].map(|device| ground.nics[0].faults().hold_device(device));
-        settle(&ground.ranks);
-        assert!(ground.nics[lost].set_port(1, 1, false));
+        let (left, came) = in_the_midst(&fixture, size);
+        let held = [0, 1].map(|device| fixture.nics[0].faults().hold_device(device));
+        settle(&fixture.ranks);
+        assert!(fixture.nics[lost].set_port(1, 1, false));
         drop(held);
-        for status in both_end(&ground, [&left, &came], size) {
+        for status in both_end(&fixture, [&left, &came], size) {
             assert!(
                 matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })),
                 "{status:?}"
@@ -190,14 +190,14 @@ fn a_further_nic_that_fails_in_the_midst_ends_the_message_and_the_connection_wit
 fn a_rank_that_goes_in_the_midst_ends_the_other_ones_message() {
     for gone in [0, 1] {
         let _watchdog = Watchdog::over("a rank of several NICs that goes");
-        let mut ground = connected([2, 2]);
+        let mut fixture = connected([2, 2]);
         let size = 12 * CHUNK;
-        let (left, came) = in_the_midst(&ground, size);
-        let held = [0, 1].map(|device| ground.nics[0].faults().hold_device(device));
-        settle(&ground.ranks);
+        let (left, came) = in_the_midst(&fixture, size);
+        let held = [0, 1].map(|device| fixture.nics[0].faults().hold_device(device));
+        settle(&fixture.ranks);
         drop(held);
-        drop(ground.ranks.remove(gone));
-        for status in both_end(&ground, [&left, &came], size) {
+        drop(fixture.ranks.remove(gone));
+        for status in both_end(&fixture, [&left, &came], size) {
             assert!(
                 matches!(status.error.as_deref(), Some(OpError::PeerDown { .. } | OpError::Closed)),
                 "{status:?}"
@@ -209,10 +209,10 @@ fn a_rank_that_goes_in_the_midst_ends_the_other_ones_message() {
 #[test]
 fn ranks_that_sleep_between_chunks_are_woken_whatever_nic_has_something_to_tell() {
     let _watchdog = Watchdog::over("sleep over several NICs");
-    let ground = connected([3, 3]);
+    let fixture = connected([3, 3]);
     let size = 20 * CHUNK + 7;
     std::thread::scope(|scope| {
-        for (at, rank) in ground.ranks.iter().enumerate() {
+        for (at, rank) in fixture.ranks.iter().enumerate() {
             scope.spawn(move || {
                 let peer = Rank(1 - at as u32);
                 for seed in 0..10 {
@@ -233,8 +233,8 @@ fn ranks_that_sleep_between_chunks_are_woken_whatever_nic_has_something_to_tell(
 #[test]
 fn it_is_said_over_how_many_nics_large_messages_go_and_in_what_chunks() {
     for (devices, says) in [([3, 2], ", over 2 NICs in turn"), ([1, 4], "in chunks of that size")] {
-        let ground = ChunkGround::over(devices, [CHUNK, CHUNK]);
-        let paths = ground.ranks[0].explain(Duration::from_secs(10)).swap_remove(1);
+        let fixture = ChunkFixture::over(devices, [CHUNK, CHUNK]);
+        let paths = fixture.ranks[0].explain(Duration::from_secs(10)).swap_remove(1);
         let host = paths.kinds.into_iter().find(|kind| kind.memory == "host").unwrap();
         assert!(
             host.way.contains("from 64 KiB on in chunks") && host.way.ends_with(says),

@@ -2,7 +2,7 @@
 //! the midst of traffic.
 
 use crate::support::Watchdog;
-use crate::support::nics::{Ground, Side, fabric, identity, nic, options};
+use crate::support::nics::{Fixture, Side, fabric, identity, nic, options};
 use carrack::transports::contract::{Armed, DownCause, SubmitError};
 use carrack_simulators::nic::{Call, Config, Which};
 use std::io;
@@ -97,7 +97,7 @@ fn memory_that_may_not_be_locked_is_an_error_of_the_start_that_names_the_limit()
 fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_may_be_tried_again()
 {
     let _watchdog = Watchdog::over("making connections");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     for (caller, called) in [(0, 1), (1, 0)] {
         for (call, text) in [
             (Call::CreateQp, "ibv_create_qp"),
@@ -106,22 +106,22 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
         ] {
             for errno in REASONS {
                 for nth in [Which::All, Which::Nth(1), Which::Nth(2)] {
-                    ground.end_in_order(0, 1);
+                    fixture.end_in_order(0, 1);
                     let reason = io::Error::from_raw_os_error(errno).to_string();
-                    ground.sides[0].faults().fail_call(call, nth, errno);
+                    fixture.sides[0].faults().fail_call(call, nth, errno);
                     let what = format!("{call:?} {nth:?} {errno}, {caller} calls");
-                    let made = ground.connect(caller, called);
+                    let made = fixture.connect(caller, called);
                     match &made {
                         Err(SubmitError::Lacking(why)) if caller == 0 => {
                             assert!(why.contains(text) && why.contains(&reason), "{what}: {why}");
                         }
                         Ok(()) => {
-                            let ended = |ground: &Ground| {
-                                ground.ways[&(caller, called)].down.is_some()
-                                    || ground.has_arrived(caller, called)
+                            let ended = |fixture: &Fixture| {
+                                fixture.ways[&(caller, called)].down.is_some()
+                                    || fixture.has_arrived(caller, called)
                             };
-                            ground.talk_until(&what, ended);
-                            if let Some(cause) = &ground.ways[&(caller, called)].down {
+                            fixture.talk_until(&what, ended);
+                            if let Some(cause) = &fixture.ways[&(caller, called)].down {
                                 let told = cause.to_string();
                                 assert!(
                                     told.contains(text) && told.contains(&reason),
@@ -131,13 +131,13 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
                         }
                         other => panic!("{what}: {other:?}"),
                     }
-                    ground.sides[0].faults().heal_call(call);
-                    if made.is_ok() && ground.ways[&(caller, called)].down.is_none() {
+                    fixture.sides[0].faults().heal_call(call);
+                    if made.is_ok() && fixture.ways[&(caller, called)].down.is_none() {
                         continue;
                     }
-                    ground.settle();
-                    ground.connect_again(caller, called);
-                    ground.all_go_on(3);
+                    fixture.settle();
+                    fixture.connect_again(caller, called);
+                    fixture.all_go_on(3);
                 }
             }
         }
@@ -147,36 +147,36 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
 #[test]
 fn a_queue_that_is_full_for_a_moment_loses_nothing() {
     let _watchdog = Watchdog::over("queues that are full");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     for round in 0..40 {
         for (side, call) in [(0, Call::PostSend), (1, Call::PostSrqRecv)] {
             // Also within a list of requests, of which the first ones were posted.
-            ground.sides[side].faults().fail_call(call, Which::Nth(1 + round % 20), libc::ENOMEM);
+            fixture.sides[side].faults().fail_call(call, Which::Nth(1 + round % 20), libc::ENOMEM);
         }
-        ground.all_go_on(20);
+        fixture.all_go_on(20);
     }
-    ground.sides[0].faults().fail_call(Call::PostSend, Which::All, libc::ENOMEM);
+    fixture.sides[0].faults().fail_call(Call::PostSend, Which::All, libc::ENOMEM);
     for _ in 0..50 {
-        ground.talk();
+        fixture.talk();
     }
-    ground.sides[0].faults().heal_call(Call::PostSend);
-    ground.all_go_on(50);
+    fixture.sides[0].faults().heal_call(Call::PostSend);
+    fixture.all_go_on(50);
 }
 
 #[test]
 fn a_queue_pair_that_takes_no_request_ends_its_connection_alone() {
     let _watchdog = Watchdog::over("refused requests");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     for errno in [libc::EIO, libc::EINVAL, libc::EPERM] {
         // Messages and, now and then, a credit.
         for nth in 1..=40 {
-            ground.sides[0].faults().fail_call(Call::PostSend, Which::Nth(nth), errno);
+            fixture.sides[0].faults().fail_call(Call::PostSend, Which::Nth(nth), errno);
             let what = format!("request {nth} is refused with {errno}");
-            let peer = ground.who_has_lost(&what, 0);
-            let cause = ground.only_these_end(&what, 0, peer).to_string();
+            let peer = fixture.who_has_lost(&what, 0);
+            let cause = fixture.only_these_end(&what, 0, peer).to_string();
             assert!(cause.contains(&io::Error::from_raw_os_error(errno).to_string()), "{cause}");
-            ground.connect_again(0, peer);
-            ground.all_go_on(3);
+            fixture.connect_again(0, peer);
+            fixture.all_go_on(3);
         }
     }
 }
@@ -184,18 +184,18 @@ fn a_queue_pair_that_takes_no_request_ends_its_connection_alone() {
 /// Checks that a rank can use its device no more. It is told why for each peer, and the peers hear
 /// of its end, and go on among themselves.
 #[track_caller]
-fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
-    ground.talk_until(what, |ground| {
-        [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
+fn rank_0_is_lost(fixture: &mut Fixture, what: &str, word: &str) {
+    fixture.talk_until(what, |fixture| {
+        [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| fixture.ways[pair].down.is_some())
     });
     for peer in [1, 2] {
-        let cause = ground.ways[&(0, peer)].down.as_ref().unwrap();
+        let cause = fixture.ways[&(0, peer)].down.as_ref().unwrap();
         assert!(matches!(cause, DownCause::Lacking(_)), "{cause:?}");
         let text = cause.to_string();
         assert!(text.contains(word) && text.contains("sim0"), "{what}: {text}");
     }
-    ground.all_go_on(20);
-    let again = ground.connect(0, 1);
+    fixture.all_go_on(20);
+    let again = fixture.connect(0, 1);
     assert!(
         matches!(
             &again,
@@ -204,39 +204,39 @@ fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
         "{again:?}"
     );
     // Who calls such a rank is told, too.
-    ground.connect(1, 0).unwrap();
-    ground.talk_until("it is refused", |ground| ground.ways[&(1, 0)].down.is_some());
-    let cause = ground.ways[&(1, 0)].down.clone().unwrap();
+    fixture.connect(1, 0).unwrap();
+    fixture.talk_until("it is refused", |fixture| fixture.ways[&(1, 0)].down.is_some());
+    let cause = fixture.ways[&(1, 0)].down.clone().unwrap();
     assert!(matches!(&cause, DownCause::Refused(why) if why.contains("sim0")), "{cause:?}");
-    ground.all_go_on(20);
+    fixture.all_go_on(20);
 }
 
 #[test]
 fn a_completion_queue_that_cannot_be_read_or_has_overrun_ends_the_device_with_its_reason() {
     let _watchdog = Watchdog::over("completion queues");
     for nth in [1, 7, 100] {
-        let mut ground = Ground::default();
-        ground.sides[0].faults().fail_call(Call::PollCq, Which::Nth(nth), libc::EIO);
-        rank_0_is_lost(&mut ground, "polling", "ibv_poll_cq");
-        let mut ground = Ground::default();
-        ground.sides[0].faults().overrun(Which::Nth(nth));
-        rank_0_is_lost(&mut ground, "overrun", "IBV_EVENT_CQ_ERR");
+        let mut fixture = Fixture::default();
+        fixture.sides[0].faults().fail_call(Call::PollCq, Which::Nth(nth), libc::EIO);
+        rank_0_is_lost(&mut fixture, "polling", "ibv_poll_cq");
+        let mut fixture = Fixture::default();
+        fixture.sides[0].faults().overrun(Which::Nth(nth));
+        rank_0_is_lost(&mut fixture, "overrun", "IBV_EVENT_CQ_ERR");
     }
 }
 
 #[test]
 fn a_receive_queue_that_takes_no_receives_ends_the_device_with_its_reason() {
     let _watchdog = Watchdog::over("receive queues");
-    let mut ground = Ground::default();
-    ground.sides[0].faults().fail_call(Call::PostSrqRecv, Which::Nth(9), libc::EIO);
-    rank_0_is_lost(&mut ground, "receives", "takes no receive");
+    let mut fixture = Fixture::default();
+    fixture.sides[0].faults().fail_call(Call::PostSrqRecv, Which::Nth(9), libc::EIO);
+    rank_0_is_lost(&mut fixture, "receives", "takes no receive");
 }
 
 #[test]
 fn a_device_that_cannot_wake_anybody_is_not_slept_on() {
     let _watchdog = Watchdog::over("notifications");
-    let mut ground = Ground::default();
-    ground.sides[0].faults().fail_call(Call::ReqNotifyCq, Which::All, libc::EIO);
-    assert!(matches!(ground.sides[0].device.arm(), Armed::Ready));
-    ground.all_go_on(10);
+    let mut fixture = Fixture::default();
+    fixture.sides[0].faults().fail_call(Call::ReqNotifyCq, Which::All, libc::EIO);
+    assert!(matches!(fixture.sides[0].device.arm(), Armed::Ready));
+    fixture.all_go_on(10);
 }

@@ -1,7 +1,7 @@
 //! NICs that have little of something: fewer of it are used, or an error says how many there are.
 
 use crate::support::Watchdog;
-use crate::support::nics::{Ground, Side, fabric, identity, nic, options};
+use crate::support::nics::{Fixture, Side, fabric, identity, nic, options};
 use carrack::transports::contract::SubmitError;
 use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Limits, LinkLayer};
@@ -31,7 +31,7 @@ fn whatever_a_nic_has_little_of_everything_arrives() {
         Limits { completion_queues: 1, shared_receive_queues: 1, protection_domains: 1, ..usual() },
     ] {
         println!("{limits:?}");
-        Ground::with(&limited(limits), &options()).all_go_on(300);
+        Fixture::with(&limited(limits), &options()).all_go_on(300);
     }
 }
 
@@ -42,7 +42,7 @@ fn ports_of_either_sort_and_packets_of_any_size_carry_everything() {
         for packet in [1 << 10, 60 << 10] {
             for extended in [false, true] {
                 let config = Config { link_layer, packet, extended, ..Config::default() };
-                Ground::with(&config, &options()).all_go_on(100);
+                Fixture::with(&config, &options()).all_go_on(100);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! GPUs whose memory a NIC cannot access, or not by the first way. All bytes still arrive, and the
 //! explanation names the reason.
 
-use super::ground::{GpuGround, Place};
+use super::fixture::{GpuFixture, Place};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{Identity, PeerId, Transport};
 use carrack::transports::gpu::{Driver, RemoteWrites};
@@ -11,18 +11,18 @@ use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
 
 /// Sends bytes from each kind of memory to each other one, on any path.
-fn everything_arrives(ground: &GpuGround) {
+fn everything_arrives(fixture: &GpuFixture) {
     for (seed, size) in (0_u64..).zip([1, 5000, 40_001, 3 << 20]) {
         for (here, there) in Place::PAIRS {
             let bytes = pattern(seed, size);
-            let (source, target) = (ground.full(0, here, &bytes), ground.empty(1, there, size));
-            ground.send((0, &source), (1, &target));
+            let (source, target) = (fixture.full(0, here, &bytes), fixture.empty(1, there, size));
+            fixture.send((0, &source), (1, &target));
             target.assert_holds(&bytes);
-            let target = ground.empty(1, there, size);
-            ground.put(&source, &ground.known(&target));
+            let target = fixture.empty(1, there, size);
+            fixture.put(&source, &fixture.known(&target));
             target.assert_holds(&bytes);
-            let back = ground.empty(0, here, size);
-            ground.get(&back, &ground.known(&target));
+            let back = fixture.empty(0, here, size);
+            fixture.get(&back, &fixture.known(&target));
             back.assert_holds(&bytes);
         }
     }
@@ -31,10 +31,10 @@ fn everything_arrives(ground: &GpuGround) {
 #[test]
 fn without_dma_bufs_memory_is_registered_by_its_address_and_it_is_said_why() {
     let _watchdog = Watchdog::over("GPU memory by its address");
-    let ground = GpuGround::with(true);
-    ground.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
-    everything_arrives(&ground);
-    let (way, why) = ground.explained(0);
+    let fixture = GpuFixture::with(true);
+    fixture.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
+    everything_arrives(&fixture);
+    let (way, why) = fixture.explained(0);
     assert!(
         way.contains("by the NIC, which reaches it by its address, as with nvidia-peermem"),
         "{way}"
@@ -46,8 +46,8 @@ fn without_dma_bufs_memory_is_registered_by_its_address_and_it_is_said_why() {
 #[test]
 fn dma_bufs_are_what_is_taken_where_both_work() {
     let _watchdog = Watchdog::over("GPU memory by dma-bufs");
-    let ground = GpuGround::with(true);
-    let (way, why) = ground.explained(0);
+    let fixture = GpuFixture::with(true);
+    let (way, why) = fixture.explained(0);
     assert!(way.contains("by the NIC, which reaches it by a dma-buf:"), "{way}");
     assert_eq!(why, None);
 }
@@ -55,13 +55,13 @@ fn dma_bufs_are_what_is_taken_where_both_work() {
 #[test]
 fn where_both_ways_are_refused_everything_is_staged_and_it_is_said_why() {
     let _watchdog = Watchdog::over("GPU memory that no NIC reaches");
-    let ground = GpuGround::new();
-    ground.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
-    let copies = ground.copies();
-    everything_arrives(&ground);
-    assert!(ground.copies() > copies, "engines have brought it");
+    let fixture = GpuFixture::new();
+    fixture.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
+    let copies = fixture.copies();
+    everything_arrives(&fixture);
+    assert!(fixture.copies() > copies, "engines have brought it");
     for rank in [0, 1] {
-        let (way, why) = ground.explained(rank);
+        let (way, why) = fixture.explained(rank);
         assert!(way.contains("pinned host memory"), "{way}");
         let why = why.expect("a reason");
         for part in [
@@ -79,39 +79,39 @@ fn where_both_ways_are_refused_everything_is_staged_and_it_is_said_why() {
 fn where_only_one_side_is_reached_the_other_stages_what_it_has() {
     for refused in [0, 1] {
         let _watchdog = Watchdog::over("GPU memory that one NIC reaches");
-        let ground = GpuGround::new();
-        ground.drivers[refused].faults().refuse_dmabufs(true);
-        everything_arrives(&ground);
-        assert!(ground.explained(refused).1.is_some());
-        assert_eq!(ground.explained(1 - refused).1, None);
+        let fixture = GpuFixture::new();
+        fixture.drivers[refused].faults().refuse_dmabufs(true);
+        everything_arrives(&fixture);
+        assert!(fixture.explained(refused).1.is_some());
+        assert_eq!(fixture.explained(1 - refused).1, None);
     }
 }
 
 #[test]
 fn a_gpu_that_neither_orders_nor_flushes_writes_is_left_alone() {
     let _watchdog = Watchdog::over("GPU memory whose writes are not ordered");
-    let ground = GpuGround::new();
+    let fixture = GpuFixture::new();
     let when = RemoteWrites::Unordered("said by a test".into());
-    ground.drivers.iter().for_each(|driver| driver.faults().order_remote_writes(when.clone()));
-    everything_arrives(&ground);
-    assert!(ground.explained(0).1.unwrap().contains("said by a test"));
+    fixture.drivers.iter().for_each(|driver| driver.faults().order_remote_writes(when.clone()));
+    everything_arrives(&fixture);
+    assert!(fixture.explained(0).1.unwrap().contains("said by a test"));
 }
 
 #[test]
 fn a_registration_that_fails_for_want_of_something_is_tried_again_and_one_that_is_refused_is_not() {
     let _watchdog = Watchdog::over("registrations that fail");
     for (errno, tried_again) in [(libc::ENOMEM, true), (libc::EOPNOTSUPP, false)] {
-        let ground = GpuGround::new();
+        let fixture = GpuFixture::new();
         let is_staged = || {
             let bytes = pattern(1, 100_000);
             let (source, target) =
-                (ground.full(0, Place::Gpu, &bytes), ground.empty(1, Place::Host, 100_000));
-            let copies = ground.copies();
-            ground.send((0, &source), (1, &target));
+                (fixture.full(0, Place::Gpu, &bytes), fixture.empty(1, Place::Host, 100_000));
+            let copies = fixture.copies();
+            fixture.send((0, &source), (1, &target));
             target.assert_holds(&bytes);
-            ground.copies() > copies
+            fixture.copies() > copies
         };
-        ground.nics[0].faults().fail_call(Call::RegDmabufMr, Which::Nth(1), errno);
+        fixture.nics[0].faults().fail_call(Call::RegDmabufMr, Which::Nth(1), errno);
         assert!(is_staged(), "{errno}");
         assert_eq!(is_staged(), !tried_again, "{errno}");
     }

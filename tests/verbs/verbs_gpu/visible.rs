@@ -1,7 +1,7 @@
 //! A GPU that does not see a NIC's writes in order is flushed before the user hears of their
 //! arrival.
 
-use super::ground::{GpuGround, Place};
+use super::fixture::{GpuFixture, Place};
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, pattern, until};
@@ -25,21 +25,21 @@ enum Way {
 const WAYS: [Way; 6] =
     [Way::Message, Way::Put, Way::SmallPut, Way::NotifyingPut, Way::Flush, Way::Get];
 
-/// Creates a ground whose NICs hold back what they write to GPUs until they are flushed, or read
+/// Creates a fixture whose NICs hold back what they write to GPUs until they are flushed, or read
 /// from.
-fn ground(gpus_say: RemoteWrites) -> GpuGround {
-    let ground = GpuGround::new();
-    for (driver, nic) in ground.drivers.iter().zip(&ground.nics) {
+fn fixture(gpus_say: RemoteWrites) -> GpuFixture {
+    let fixture = GpuFixture::new();
+    for (driver, nic) in fixture.drivers.iter().zip(&fixture.nics) {
         driver.faults().order_remote_writes(gpus_say.clone());
         nic.faults().write_visibility(Visibility::WithRead, true);
     }
-    ground
+    fixture
 }
 
 /// Transfers bytes to a GPU. Returns two flags: the bytes are there at the end, and their GPU was
 /// flushed.
-fn arrive(ground: &GpuGround, way: Way) -> (bool, bool) {
-    let ranks = &ground.ranks;
+fn arrive(fixture: &GpuFixture, way: Way) -> (bool, bool) {
+    let ranks = &fixture.ranks;
     let len = if way == Way::SmallPut { 5 } else { LEN };
     let bytes = pattern(len as u64, len);
     let there = |target: &Guarded| target.slice().to_vec().unwrap() == bytes;
@@ -47,23 +47,23 @@ fn arrive(ground: &GpuGround, way: Way) -> (bool, bool) {
     match way {
         Way::Message => {
             let (source, target) =
-                (ground.full(0, Place::Host, &bytes), ground.empty(1, Place::Gpu, len));
-            let flushes = ground.flushes(1);
-            ground.send((0, &source), (1, &target));
-            (there(&target), ground.flushes(1) > flushes)
+                (fixture.full(0, Place::Host, &bytes), fixture.empty(1, Place::Gpu, len));
+            let flushes = fixture.flushes(1);
+            fixture.send((0, &source), (1, &target));
+            (there(&target), fixture.flushes(1) > flushes)
         }
         Way::Get => {
             let (source, target) =
-                (ground.full(1, Place::Host, &bytes), ground.empty(0, Place::Gpu, len));
-            let rmr = ground.known(&source);
-            let flushes = ground.flushes(0);
-            ground.get(&target, &rmr);
-            (there(&target), ground.flushes(0) > flushes)
+                (fixture.full(1, Place::Host, &bytes), fixture.empty(0, Place::Gpu, len));
+            let rmr = fixture.known(&source);
+            let flushes = fixture.flushes(0);
+            fixture.get(&target, &rmr);
+            (there(&target), fixture.flushes(0) > flushes)
         }
         Way::Put | Way::SmallPut | Way::NotifyingPut | Way::Flush => {
-            let target = ground.empty(1, Place::Gpu, len);
-            let rmr = ground.known(&target);
-            let flushes = ground.flushes(1);
+            let target = fixture.empty(1, Place::Gpu, len);
+            let rmr = fixture.known(&target);
+            let flushes = fixture.flushes(1);
             // What is small is not registered, if it is no region.
             let mut put = ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink);
             let told = Sink::new(Sort::Queue);
@@ -87,7 +87,7 @@ fn arrive(ground: &GpuGround, way: Way) -> (bool, bool) {
                     assert!(status.error.is_none(), "{status:?}");
                 }
             }
-            (there(&target), ground.flushes(1) > flushes)
+            (there(&target), fixture.flushes(1) > flushes)
         }
     }
 }
@@ -96,9 +96,9 @@ fn arrive(ground: &GpuGround, way: Way) -> (bool, bool) {
 #[test]
 fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
     let _watchdog = Watchdog::over("late writes that are flushed");
-    let ground = ground(RemoteWrites::AfterFlush);
+    let fixture = fixture(RemoteWrites::AfterFlush);
     for way in WAYS {
-        let (there, flushed) = arrive(&ground, way);
+        let (there, flushed) = arrive(&fixture, way);
         assert!(there, "{way:?}: it was told too early");
         // The initiator of a put has followed it by a read, so the owner does not flush.
         let by_owner = matches!(way, Way::Message | Way::NotifyingPut | Way::Get);
@@ -111,18 +111,18 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
 #[test]
 fn without_the_flush_it_is_not_there() {
     let _watchdog = Watchdog::over("late writes that are not flushed");
-    let ground = ground(RemoteWrites::InOrder);
+    let fixture = fixture(RemoteWrites::InOrder);
     for way in WAYS {
-        assert_eq!(arrive(&ground, way), (false, false), "{way:?}");
-        ground.nics.iter().for_each(|nic| nic.flush());
+        assert_eq!(arrive(&fixture, way), (false, false), "{way:?}");
+        fixture.nics.iter().for_each(|nic| nic.flush());
     }
 }
 
 #[test]
 fn a_gpu_that_sees_writes_in_order_is_never_flushed() {
     let _watchdog = Watchdog::over("writes in order");
-    let ground = GpuGround::new();
+    let fixture = GpuFixture::new();
     for way in WAYS {
-        assert_eq!(arrive(&ground, way), (true, false), "{way:?}");
+        assert_eq!(arrive(&fixture, way), (true, false), "{way:?}");
     }
 }

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "requests of its own making are posted")]
 
 use crate::support::LIMIT;
-use crate::support::nics::{Ground, PACKET, fabric_of, nic};
+use crate::support::nics::{Fixture, PACKET, fabric_of, nic};
 use carrack::transports::contract::{Identity, PeerId};
 use carrack::transports::internals::verbs::{
     QueuePairEnd, RdmaAddress, SetupChannel, SetupMessage, SetupReceived, greeting,
@@ -44,18 +44,18 @@ pub(crate) struct Attacker {
 }
 
 /// Returns the address of a rank's TCP port.
-pub(crate) fn door(ground: &Ground, rank: usize) -> std::net::SocketAddr {
-    let address = RdmaAddress::decode(&ground.sides[rank].device.address()).unwrap();
+pub(crate) fn door(fixture: &Fixture, rank: usize) -> std::net::SocketAddr {
+    let address = RdmaAddress::decode(&fixture.sides[rank].device.address()).unwrap();
     address.hosts[0].at(address.tcp_port, 0)
 }
 
 /// Returns the next answer to a pending connection, while all ranks make progress.
 #[track_caller]
-pub(crate) fn answer(ground: &mut Ground, channel: &mut SetupChannel) -> SetupReceived {
+pub(crate) fn answer(fixture: &mut Fixture, channel: &mut SetupChannel) -> SetupReceived {
     let start = Instant::now();
     loop {
         match channel.receive() {
-            SetupReceived::Nothing => ground.step(),
+            SetupReceived::Nothing => fixture.step(),
             other => return other,
         }
         assert!(start.elapsed() < PATIENCE, "no answer");
@@ -63,13 +63,13 @@ pub(crate) fn answer(ground: &mut Ground, channel: &mut SetupChannel) -> SetupRe
 }
 
 /// Rings at a rank's door.
-pub(crate) fn knock(ground: &Ground, rank: usize) -> SetupChannel {
-    SetupChannel::dial(door(ground, rank)).unwrap()
+pub(crate) fn knock(fixture: &Fixture, rank: usize) -> SetupChannel {
+    SetupChannel::dial(door(fixture, rank)).unwrap()
 }
 
 /// Goes through a greeting with a rank, to its end.
 pub(crate) fn greet(
-    ground: &mut Ground,
+    fixture: &mut Fixture,
     channel: &mut SetupChannel,
     role: Role,
     (me, secret): (PeerId, [u8; 16]),
@@ -81,15 +81,15 @@ pub(crate) fn greet(
         if let Progress::Proven(session) = greeting.advance(channel)? {
             return Ok(session);
         }
-        ground.step();
+        fixture.step();
         assert!(start.elapsed() < PATIENCE, "no answer");
     }
 }
 
 impl Attacker {
     /// Opens equipment, and a connection to rank 0 that is not let in so far.
-    pub(crate) fn at_the_door(ground: &mut Ground) -> Self {
-        let nic = nic(Config::default(), &fabric_of(ground));
+    pub(crate) fn at_the_door(fixture: &mut Fixture) -> Self {
+        let nic = nic(Config::default(), &fabric_of(fixture));
         let context = Context::open(&nic.verbs(), "sim0").unwrap();
         let domain = ProtectionDomain::alloc(&context).unwrap();
         let queue = CompletionQueue::create(&context, 1024, None).unwrap();
@@ -128,7 +128,7 @@ impl Attacker {
             mtu: 5,
             reads: 1,
         };
-        let channel = knock(ground, 0);
+        let channel = knock(fixture, 0);
         let key = DeviceKey::fresh().unwrap();
         let theirs = QueuePairEnd::default();
         let gid_index = gid.index.0;
@@ -148,24 +148,24 @@ impl Attacker {
     }
 
     /// Proves that it is a rank's device, and introduces its end.
-    pub(crate) fn say_hello(&mut self, ground: &mut Ground, from: PeerId) {
+    pub(crate) fn say_hello(&mut self, fixture: &mut Fixture, from: PeerId) {
         let who = (from, SECRET);
-        let session = greet(ground, &mut self.channel, Role::Dialer, who, self.key).unwrap();
+        let session = greet(fixture, &mut self.channel, Role::Dialer, who, self.key).unwrap();
         self.channel.send(&SetupMessage::hello(&session, self.mine)).unwrap();
     }
 
     /// Lets itself be let in.
     #[track_caller]
-    pub(crate) fn enter(ground: &mut Ground) -> Self {
-        let mut me = Self::at_the_door(ground);
-        me.say_hello(ground, ME);
-        me.is_let_in(ground);
+    pub(crate) fn enter(fixture: &mut Fixture) -> Self {
+        let mut me = Self::at_the_door(fixture);
+        me.say_hello(fixture, ME);
+        me.is_let_in(fixture);
         me
     }
 
     #[track_caller]
-    pub(crate) fn is_let_in(&mut self, ground: &mut Ground) {
-        match answer(ground, &mut self.channel) {
+    pub(crate) fn is_let_in(&mut self, fixture: &mut Fixture) {
+        match answer(fixture, &mut self.channel) {
             SetupReceived::Message(SetupMessage::Welcome { end, .. }) => self.theirs = end,
             other => panic!("{other:?}"),
         }
@@ -307,8 +307,8 @@ impl Attacker {
 
     /// Returns the status of its next request.
     #[track_caller]
-    pub(crate) fn status(&mut self, ground: &mut Ground) -> u32 {
-        self.status_while(|| ground.step())
+    pub(crate) fn status(&mut self, fixture: &mut Fixture) -> u32 {
+        self.status_while(|| fixture.step())
     }
 
     /// Returns the status of its next request, and calls `others` while it waits.

@@ -2,7 +2,7 @@
 
 use super::attacker::{Attacker, ME, PATIENCE};
 use crate::support::Watchdog;
-use crate::support::nics::{Ground, PACKET, submit};
+use crate::support::nics::{Fixture, PACKET, submit};
 use carrack::transports::contract::{Armed, DownCause, Link, Submit, SubmitError};
 use carrack::transports::internals::verbs::{RdmaAddress, SetupMessage};
 use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
@@ -16,78 +16,78 @@ fn is_protocol(cause: &DownCause, word: &str) {
 #[test]
 fn messages_too_short_for_a_header_or_longer_than_a_packet_end_their_connection_alone() {
     let _watchdog = Watchdog::over("lengths");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     // More often than there are receives: each is used again.
     for round in 0..4 {
         for len in [0, 1, 8, 15] {
-            let mut attacker = Attacker::enter(&mut ground);
+            let mut attacker = Attacker::enter(&mut fixture);
             attacker.send(len);
             is_protocol(
-                &ground.reports_the_attacker(&format!("{len} bytes")),
+                &fixture.reports_the_attacker(&format!("{len} bytes")),
                 "too short for a header",
             );
         }
         for len in [16 + PACKET + 1, 3 * PACKET] {
-            let mut attacker = Attacker::enter(&mut ground);
+            let mut attacker = Attacker::enter(&mut fixture);
             attacker.send(len);
             is_protocol(
-                &ground.reports_the_attacker(&format!("{len} bytes")),
+                &fixture.reports_the_attacker(&format!("{len} bytes")),
                 "longer than a packet",
             );
         }
         // Good ones, which are not the last word.
-        let mut attacker = Attacker::enter(&mut ground);
+        let mut attacker = Attacker::enter(&mut fixture);
         for len in [16, 56, 57, 16 + PACKET] {
             attacker.send(len);
         }
         attacker.send(round);
-        is_protocol(&ground.reports_the_attacker("the last is wrong"), "too short");
+        is_protocol(&fixture.reports_the_attacker("the last is wrong"), "too short");
     }
 }
 
 #[test]
 fn a_rank_that_has_slept_is_told_what_was_wrong_and_not_only_that_its_queue_pair_has_failed() {
     let _watchdog = Watchdog::over("the NIC's event comes first");
-    let mut ground = Ground::default();
-    let mut attacker = Attacker::enter(&mut ground);
-    let device = ground.sides[0].device.clone();
+    let mut fixture = Fixture::default();
+    let mut attacker = Attacker::enter(&mut fixture);
+    let device = fixture.sides[0].device.clone();
     while matches!(device.arm(), Armed::Ready) {
-        ground.step();
+        fixture.step();
     }
     // Completion and event come while rank 0 sleeps; events are the first that it looks at then.
     attacker.send(16 + PACKET + 1);
     assert_eq!(attacker.status_while(std::thread::yield_now), IBV_WC_REM_INV_REQ_ERR);
     device.disarm(true);
-    is_protocol(&ground.reports_the_attacker("asleep"), "longer than a packet");
+    is_protocol(&fixture.reports_the_attacker("asleep"), "longer than a packet");
 }
 
 #[test]
 fn immediates_that_mean_nothing_end_their_connection_alone() {
     let _watchdog = Watchdog::over("immediates");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     for word in [0, 3, 77, u32::MAX, 1 << 24] {
         for len in [0, 16, 100] {
-            let mut attacker = Attacker::enter(&mut ground);
+            let mut attacker = Attacker::enter(&mut fixture);
             attacker.send_with_immediate(len, word);
             is_protocol(
-                &ground.reports_the_attacker(&format!("immediate {word}")),
+                &fixture.reports_the_attacker(&format!("immediate {word}")),
                 &format!("it said {word}"),
             );
         }
-        let mut attacker = Attacker::enter(&mut ground);
+        let mut attacker = Attacker::enter(&mut fixture);
         let End { addr, key } = own_word(&attacker);
         attacker.write(0, 8, addr, key, Some(word));
-        ground.reports_the_attacker(&format!("a write with immediate {word}"));
+        fixture.reports_the_attacker(&format!("a write with immediate {word}"));
     }
     // What it says with a write did not come as a message.
-    let mut attacker = Attacker::enter(&mut ground);
+    let mut attacker = Attacker::enter(&mut fixture);
     let End { addr, key } = own_word(&attacker);
     attacker.write(0, 8, addr, key, Some(TOGETHER));
-    is_protocol(&ground.reports_the_attacker("messages in a write"), "it said 2");
+    is_protocol(&fixture.reports_the_attacker("messages in a write"), "it said 2");
     // A farewell with baggage is one all the same.
-    let mut attacker = Attacker::enter(&mut ground);
+    let mut attacker = Attacker::enter(&mut fixture);
     attacker.send_with_immediate(1000, 1);
-    assert_eq!(ground.reports_the_attacker("bye"), DownCause::Closed);
+    assert_eq!(fixture.reports_the_attacker("bye"), DownCause::Closed);
 }
 
 /// Said in front of messages that go together.
@@ -96,7 +96,7 @@ const TOGETHER: u32 = 2;
 #[test]
 fn messages_that_go_together_and_are_none_end_their_connection_alone() {
     let _watchdog = Watchdog::over("together");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     // Whose bytes are counted wrongly; and which say to be longer than they are, or than short ones
     // can be.
     for (bytes, word) in [
@@ -108,16 +108,16 @@ fn messages_that_go_together_and_are_none_end_their_connection_alone() {
         (&[32, 0, 5, 5, u64::MAX, 0], "longer than a short one"),
         (&[56, 0, 5, 5, 0, 5, 5, 9, 0], "cut off"),
     ] {
-        let mut attacker = Attacker::enter(&mut ground);
+        let mut attacker = Attacker::enter(&mut fixture);
         attacker.send_words(bytes, TOGETHER);
-        is_protocol(&ground.reports_the_attacker(&format!("{bytes:?}")), word);
+        is_protocol(&fixture.reports_the_attacker(&format!("{bytes:?}")), word);
     }
     for len in [0, 15] {
-        let mut attacker = Attacker::enter(&mut ground);
+        let mut attacker = Attacker::enter(&mut fixture);
         attacker.send_with_immediate(len, TOGETHER);
-        is_protocol(&ground.reports_the_attacker(&format!("{len} bytes")), "too short");
+        is_protocol(&fixture.reports_the_attacker(&format!("{len} bytes")), "too short");
     }
-    ground.all_go_on(10);
+    fixture.all_go_on(10);
 }
 
 struct End {
@@ -132,13 +132,13 @@ fn own_word(attacker: &Attacker) -> End {
 #[test]
 fn a_peer_reaches_no_memory_but_the_word_that_it_was_given() {
     let _watchdog = Watchdog::over("memory");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     let secret = vec![7_u8; 64];
     let elsewhere = secret.as_ptr() as u64;
-    let first = Attacker::enter(&mut ground);
+    let first = Attacker::enter(&mut fixture);
     let End { addr, key } = own_word(&first);
     drop(first);
-    ground.reports_the_attacker("it goes");
+    fixture.reports_the_attacker("it goes");
     for (what, at, with, len) in [
         ("behind its word", 16, 0, 8),
         ("across its end", 8, 0, 16),
@@ -149,49 +149,49 @@ fn a_peer_reaches_no_memory_but_the_word_that_it_was_given() {
         ("with another key", 0, 0x100, 8),
     ] {
         for reads in [false, true] {
-            let mut attacker = Attacker::enter(&mut ground);
+            let mut attacker = Attacker::enter(&mut fixture);
             let End { addr, key } = own_word(&attacker);
             let (at, with) = (addr.wrapping_add_signed(at), key.wrapping_add_signed(with));
             match reads {
                 false => attacker.write(u64::MAX, len, at, with, None),
                 true => attacker.read(len, at, with),
             }
-            let status = attacker.status(&mut ground);
+            let status = attacker.status(&mut fixture);
             assert!(
                 [IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR].contains(&status),
                 "{what}, reads {reads}: {status}"
             );
-            ground.reports_the_attacker(what);
+            fixture.reports_the_attacker(what);
         }
     }
     // The word of a connection that has ended, and memory that was never registered.
     for (at, with) in [(addr, key), (elsewhere, key)] {
-        let mut attacker = Attacker::enter(&mut ground);
+        let mut attacker = Attacker::enter(&mut fixture);
         attacker.write(u64::MAX, 8, at, with, None);
-        assert_eq!(attacker.status(&mut ground), IBV_WC_REM_ACCESS_ERR);
-        ground.reports_the_attacker("memory of others");
+        assert_eq!(attacker.status(&mut fixture), IBV_WC_REM_ACCESS_ERR);
+        fixture.reports_the_attacker("memory of others");
     }
     assert_eq!(secret, [7; 64]);
     // Its own it may not read, either.
-    let mut attacker = Attacker::enter(&mut ground);
+    let mut attacker = Attacker::enter(&mut fixture);
     let End { addr, key } = own_word(&attacker);
     attacker.read(8, addr, key);
-    assert_eq!(attacker.status(&mut ground), IBV_WC_REM_ACCESS_ERR);
-    ground.reports_the_attacker("it reads");
+    assert_eq!(attacker.status(&mut fixture), IBV_WC_REM_ACCESS_ERR);
+    fixture.reports_the_attacker("it reads");
 }
 
 /// Returns rank 0's link to the attacker, over the connection that there is.
-fn link_to(ground: &Ground, attacker: &Attacker) -> Arc<dyn Link> {
-    let own = RdmaAddress::decode(&ground.sides[0].device.address()).unwrap();
+fn link_to(fixture: &Fixture, attacker: &Attacker) -> Arc<dyn Link> {
+    let own = RdmaAddress::decode(&fixture.sides[0].device.address()).unwrap();
     let address = RdmaAddress { key: attacker.key, ..own }.encode();
-    ground.sides[0].device.connect(&address, ME).unwrap()
+    fixture.sides[0].device.connect(&address, ME).unwrap()
 }
 
 /// Sends until the window is full, or it is refused.
-fn send_all(ground: &mut Ground, link: &Arc<dyn Link>) -> Result<usize, SubmitError> {
+fn send_all(fixture: &mut Fixture, link: &Arc<dyn Link>) -> Result<usize, SubmitError> {
     let start = std::time::Instant::now();
     while !link.is_up() {
-        ground.step();
+        fixture.step();
         assert!(start.elapsed() < PATIENCE);
     }
     for sent in 0.. {
@@ -205,16 +205,16 @@ fn send_all(ground: &mut Ground, link: &Arc<dyn Link>) -> Result<usize, SubmitEr
 #[test]
 fn credits_that_cannot_be_end_their_connection_alone() {
     let _watchdog = Watchdog::over("credits");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     for credits in [vec![5], vec![u64::MAX], vec![1 << 32], vec![4, 9], vec![3, 2], vec![3, 0]] {
-        let mut attacker = Attacker::enter(&mut ground);
-        let link = link_to(&ground, &attacker);
-        assert_eq!(send_all(&mut ground, &link), Ok(4), "its window");
+        let mut attacker = Attacker::enter(&mut fixture);
+        let link = link_to(&fixture, &attacker);
+        assert_eq!(send_all(&mut fixture, &link), Ok(4), "its window");
         let mut last = Ok(0);
         for &credit in &credits {
             attacker.credit(credit);
-            assert_eq!(attacker.status(&mut ground), 0);
-            last = send_all(&mut ground, &link);
+            assert_eq!(attacker.status(&mut fixture), 0);
+            last = send_all(&mut fixture, &link);
         }
         let refused = matches!(
             &last,
@@ -222,42 +222,42 @@ fn credits_that_cannot_be_end_their_connection_alone() {
                 if why.contains("messages")
         );
         assert!(refused, "{credits:?}: {last:?}");
-        is_protocol(&ground.reports_the_attacker(&format!("credits {credits:?}")), "taken in");
+        is_protocol(&fixture.reports_the_attacker(&format!("credits {credits:?}")), "taken in");
     }
 }
 
 #[test]
 fn a_peer_that_takes_nothing_in_holds_up_no_other() {
     let _watchdog = Watchdog::over("a peer that takes nothing");
-    let mut ground = Ground::default();
-    let mut attacker = Attacker::enter(&mut ground);
-    let link = link_to(&ground, &attacker);
-    assert_eq!(send_all(&mut ground, &link), Ok(4));
+    let mut fixture = Fixture::default();
+    let mut attacker = Attacker::enter(&mut fixture);
+    let link = link_to(&fixture, &attacker);
+    assert_eq!(send_all(&mut fixture, &link), Ok(4));
     // It has no receive posted: these stay on their way.
-    ground.all_go_on(300);
+    fixture.all_go_on(300);
     attacker.send(3);
-    is_protocol(&ground.reports_the_attacker("at last"), "too short");
+    is_protocol(&fixture.reports_the_attacker("at last"), "too short");
 }
 
 #[test]
 fn a_flood_that_heeds_no_window_costs_the_others_nothing_but_time() {
     let _watchdog = Watchdog::over("a flood");
-    let mut ground = Ground::default();
-    let mut attacker = Attacker::enter(&mut ground);
+    let mut fixture = Fixture::default();
+    let mut attacker = Attacker::enter(&mut fixture);
     for _ in 0..500 {
         attacker.send(16 + 100);
     }
-    ground.all_go_on(100);
-    ground.talk_until("the flood", |ground| ground.of_the_fourth.len() == 500);
-    ground.of_the_fourth.clear();
+    fixture.all_go_on(100);
+    fixture.talk_until("the flood", |fixture| fixture.of_the_fourth.len() == 500);
+    fixture.of_the_fourth.clear();
     drop(attacker);
-    ground.reports_the_attacker("it goes");
+    fixture.reports_the_attacker("it goes");
 }
 
 #[test]
 fn words_out_of_turn_over_tcp_end_their_connection_alone() {
     let _watchdog = Watchdog::over("out of turn");
-    let mut ground = Ground::default();
+    let mut fixture = Fixture::default();
     let end = Default::default();
     for message in [
         SetupMessage::Ready,
@@ -265,19 +265,19 @@ fn words_out_of_turn_over_tcp_end_their_connection_alone() {
         SetupMessage::Welcome { seal: [0; 32], end },
         SetupMessage::Hello { seal: [0; 32], end },
     ] {
-        let mut attacker = Attacker::enter(&mut ground);
-        ground.all_go_on(1);
+        let mut attacker = Attacker::enter(&mut fixture);
+        fixture.all_go_on(1);
         attacker.channel.send(&message).unwrap();
-        is_protocol(&ground.reports_the_attacker(&format!("{message:?}")), "out of turn");
+        is_protocol(&fixture.reports_the_attacker(&format!("{message:?}")), "out of turn");
     }
-    let mut attacker = Attacker::enter(&mut ground);
+    let mut attacker = Attacker::enter(&mut fixture);
     attacker.channel.send(&SetupMessage::Refusal("no".into())).unwrap();
-    let cause = ground.reports_the_attacker("refusal");
+    let cause = fixture.reports_the_attacker("refusal");
     assert!(
         matches!(&cause, DownCause::Gone(why) if why.contains("given the connection up")),
         "{cause}"
     );
-    let mut attacker = Attacker::enter(&mut ground);
+    let mut attacker = Attacker::enter(&mut fixture);
     attacker.channel.send(&SetupMessage::Bye).unwrap();
-    assert_eq!(ground.reports_the_attacker("bye"), DownCause::Closed);
+    assert_eq!(fixture.reports_the_attacker("bye"), DownCause::Closed);
 }

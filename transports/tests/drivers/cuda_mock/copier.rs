@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-struct CopierGround {
+struct CopierFixture {
     library: PathBuf,
     driver: CudaDriver,
     gpu: Arc<dyn Gpu>,
@@ -18,7 +18,7 @@ struct CopierGround {
     src: Region,
 }
 
-impl CopierGround {
+impl CopierFixture {
     fn new(name: &str, order: Option<&str>) -> Self {
         Self::of(name, "-DCOPIER", order)
     }
@@ -97,74 +97,75 @@ fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
 
 #[test]
 fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
-    let ground = CopierGround::new("copier", None);
-    assert_eq!(ground.gpu.copier(), CopierState::Wanted);
+    let fixture = CopierFixture::new("copier", None);
+    assert_eq!(fixture.gpu.copier(), CopierState::Wanted);
     let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
-    ground.src.whole().write(&bytes).unwrap();
-    ground.until_by_copier();
-    let asked = || ["mock_copies", "mock_records", "mock_questions"].map(|what| ground.count(what));
-    let before = (asked(), ground.copies());
+    fixture.src.whole().write(&bytes).unwrap();
+    fixture.until_by_copier();
+    let asked =
+        || ["mock_copies", "mock_records", "mock_questions"].map(|what| fixture.count(what));
+    let before = (asked(), fixture.copies());
     let places = (0..500).map(|turn| (10_000 + 160 * turn, 1 + turn % 160));
     for (at, len) in places.clone() {
-        ground.copy(at, len).unwrap();
+        fixture.copy(at, len).unwrap();
     }
-    assert_eq!((asked(), ground.copies()), (before.0, before.1 + 500));
-    let got = ground.dst.whole().to_vec().unwrap();
+    assert_eq!((asked(), fixture.copies()), (before.0, before.1 + 500));
+    let got = fixture.dst.whole().to_vec().unwrap();
     assert!(places.clone().all(|(at, len)| got[at..][..len] == bytes[at..][..len]));
 }
 
 /// The mocked kernel checks that each list lies where the page's layout has it.
 #[test]
 fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
-    let ground = CopierGround::new("copier-batch", None);
+    let fixture = CopierFixture::new("copier-batch", None);
     let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 249) as u8).collect();
-    ground.src.whole().write(&bytes).unwrap();
-    ground.until_by_copier();
-    let (before, copies) = (ground.count("mock_copies"), ground.copies());
+    fixture.src.whole().write(&bytes).unwrap();
+    fixture.until_by_copier();
+    let (before, copies) = (fixture.count("mock_copies"), fixture.copies());
     for turn in 0..50 {
-        let mut together = Together::between(&ground.dst, &ground.src, 500).unwrap();
+        let mut together = Together::between(&fixture.dst, &fixture.src, 500).unwrap();
         for piece in 0..500 {
             let (to, from) = (32 * piece + 1024 * turn, 32 * (499 - piece) + 64 * turn);
-            assert!(together.push((&ground.dst, to), (&ground.src, from), 20));
+            assert!(together.push((&fixture.dst, to), (&fixture.src, from), 20));
         }
         ended(together.start().unwrap()).unwrap();
-        let got = ground.dst.whole().to_vec().unwrap();
+        let got = fixture.dst.whole().to_vec().unwrap();
         for piece in 0..500 {
             let (to, from) = (32 * piece + 1024 * turn, 32 * (499 - piece) + 64 * turn);
             assert!(got[to..to + 20] == bytes[from..from + 20], "turn {turn}, piece {piece}");
         }
     }
-    assert_eq!((ground.copies(), ground.count("mock_lists")), (copies + 50, 50));
+    assert_eq!((fixture.copies(), fixture.count("mock_lists")), (copies + 50, 50));
     // Only the copies that read the result back.
-    assert_eq!(ground.count("mock_copies"), before + 50);
+    assert_eq!(fixture.count("mock_copies"), before + 50);
 }
 
 /// The summary of all pieces tells neither their addresses nor that they fit: each piece is
 /// checked.
 #[test]
 fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well() {
-    let ground = CopierGround::new("copier-mixed", None);
-    let [dst, src] = [0, 1].map(|_| ground.gpu.allocate(50_000, Flavour::Plain).unwrap());
+    let fixture = CopierFixture::new("copier-mixed", None);
+    let [dst, src] = [0, 1].map(|_| fixture.gpu.allocate(50_000, Flavour::Plain).unwrap());
     let bytes: Vec<u8> = (0..50_000_u32).map(|at| (at % 247) as u8).collect();
     src.whole().write(&bytes).unwrap();
-    ground
+    fixture
         .src
         .slice(0, 50_000)
         .unwrap()
         .write(&bytes.iter().map(|byte| !byte).collect::<Vec<_>>())
         .unwrap();
-    ground.until_by_copier();
+    fixture.until_by_copier();
     // In units of 16, 4 and 1 bytes, each as long as may be.
     let good = [(1024, 4096, 1024), (4100, 8, 256), (8001, 7003, 64)];
     let begin = |places: &[(usize, usize, usize)]| {
         let mut together = Together::between(&dst, &src, 0).unwrap();
-        for (dst, src) in [(&dst, &src), (&ground.dst, &ground.src)] {
+        for (dst, src) in [(&dst, &src), (&fixture.dst, &fixture.src)] {
             let all = (0..dst.len(), 0..src.len());
             let mut between = together.between_parts((dst, all.0), (src, all.1)).unwrap();
             assert!(between.extend(places, |&place| place));
         }
         ended(together.start().unwrap()).unwrap();
-        let got = [dst.whole().to_vec().unwrap(), ground.dst.whole().to_vec().unwrap()];
+        let got = [dst.whole().to_vec().unwrap(), fixture.dst.whole().to_vec().unwrap()];
         for &(to, from, len) in places {
             assert!(
                 got[0][to..to + len] == bytes[from..from + len],
@@ -177,16 +178,16 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
             );
         }
     };
-    let before = ground.count("mock_lists");
+    let before = fixture.count("mock_lists");
     begin(&good);
-    assert_eq!(ground.count("mock_lists"), before + 1);
+    assert_eq!(fixture.count("mock_lists"), before + 1);
     // An engine reads the result back, and the kernel may have left meanwhile.
     for longer in [(1024, 4096, 1040), (4100, 8, 260), (8001, 7003, 65)] {
-        ground.until_by_copier();
-        let before = ground.count("mock_lists");
+        fixture.until_by_copier();
+        let before = fixture.count("mock_lists");
         begin(&[good[0], longer, good[2]]);
         assert_eq!(
-            ground.count("mock_lists"),
+            fixture.count("mock_lists"),
             before,
             "{longer:?} is an engine's, and all with it"
         );
@@ -196,23 +197,23 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
 /// More allocations than the copier remembers.
 #[test]
 fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
-    let ground = CopierGround::new("copier-turns", None);
-    let sides = |_| [0, 1].map(|_| ground.gpu.allocate(1000, Flavour::Plain).unwrap());
+    let fixture = CopierFixture::new("copier-turns", None);
+    let sides = |_| [0, 1].map(|_| fixture.gpu.allocate(1000, Flavour::Plain).unwrap());
     let pairs: Vec<_> = (0..20).map(sides).collect();
     let bytes = |pair: usize| (0..1000).map(|at| (at * 7 + pair * 13) as u8).collect::<Vec<_>>();
     for (at, [dst, src]) in pairs.iter().enumerate() {
         dst.whole().write(&[0; 1000]).unwrap();
         src.whole().write(&bytes(at)).unwrap();
     }
-    ground.until_by_copier();
-    let before = ground.count("mock_lists");
+    fixture.until_by_copier();
+    let before = fixture.count("mock_lists");
     let mut together = Together::between(&pairs[0][0], &pairs[0][1], 400).unwrap();
     for at in 0..400 {
         let ([dst, src], row) = (&pairs[at * 7 % 20], at / 20);
         assert!(together.push((dst, 40 * row), (src, 40 * row), 24));
     }
     ended(together.start().unwrap()).unwrap();
-    assert_eq!(ground.count("mock_lists"), before + 1);
+    assert_eq!(fixture.count("mock_lists"), before + 1);
     for (at, [dst, _]) in pairs.iter().enumerate() {
         let is_copied = |place: usize| place < 800 && place % 40 < 24;
         let sent = bytes(at).into_iter().enumerate();
@@ -225,19 +226,19 @@ fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
 /// Such a copy would cost the process its context.
 #[test]
 fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
-    let ground = CopierGround::new("copier-beyond", None);
-    let beyond = unknown_to_the_driver(&ground.gpu, 4096);
-    let known = (&ground.dst, &ground.src);
+    let fixture = CopierFixture::new("copier-beyond", None);
+    let beyond = unknown_to_the_driver(&fixture.gpu, 4096);
+    let known = (&fixture.dst, &fixture.src);
     let lists_of = |pairs: [(&Region, &Region); 2]| {
-        ground.until_by_copier();
-        let before = ground.count("mock_lists");
+        fixture.until_by_copier();
+        let before = fixture.count("mock_lists");
         let mut together = Together::between(known.0, known.1, 2).unwrap();
         for (at, (dst, src)) in pairs.into_iter().enumerate() {
             assert!(together.push((dst, 64 * at), (src, 64 * at), 64));
         }
         // An engine may refuse it.
         drop(together.start().map(ended));
-        ground.count("mock_lists") - before
+        fixture.count("mock_lists") - before
     };
     assert_eq!(lists_of([known, known]), 1);
     for unknown in [(&beyond, known.1), (known.0, &beyond)] {
@@ -248,94 +249,94 @@ fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
 
 #[test]
 fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
-    let ground = CopierGround::new("copier-lease", None);
+    let fixture = CopierFixture::new("copier-lease", None);
     for turn in 1..50 {
-        ground.until_by_copier();
-        assert_eq!(ground.count("mock_launches"), turn);
-        ground.count("mock_times_out");
+        fixture.until_by_copier();
+        assert_eq!(fixture.count("mock_launches"), turn);
+        fixture.count("mock_times_out");
         // It leaves while copies come: either it or an engine does each.
-        while ground.count("mock_launches") == turn {
-            ground.copy(0, 8).unwrap();
+        while fixture.count("mock_launches") == turn {
+            fixture.copy(0, 8).unwrap();
         }
     }
 }
 
 #[test]
 fn an_engines_copy_in_flight_keeps_small_ones_from_the_kernel() {
-    let ground = CopierGround::new("copier-order", None);
-    ground.until_by_copier();
-    let before = ground.copies();
-    ground.count("mock_hold");
-    let big = ground.begin(0, 50_000);
-    let small = ground.begin(8, 8);
-    assert_eq!(ground.copies(), before, "it is the engine's, behind the big one");
-    ground.count("mock_release");
+    let fixture = CopierFixture::new("copier-order", None);
+    fixture.until_by_copier();
+    let before = fixture.copies();
+    fixture.count("mock_hold");
+    let big = fixture.begin(0, 50_000);
+    let small = fixture.begin(8, 8);
+    assert_eq!(fixture.copies(), before, "it is the engine's, behind the big one");
+    fixture.count("mock_release");
     ended(small).unwrap();
     ended(big).unwrap();
-    ground.until_by_copier();
+    fixture.until_by_copier();
 }
 
 #[test]
 fn freeing_memory_has_the_kernel_leave_first() {
-    let ground = CopierGround::new("copier-free", None);
-    ground.until_by_copier();
-    drop(ground.gpu.allocate(100, Flavour::Plain).unwrap());
+    let fixture = CopierFixture::new("copier-free", None);
+    fixture.until_by_copier();
+    drop(fixture.gpu.allocate(100, Flavour::Plain).unwrap());
     // It was asked to leave, so another one is needed.
-    ground.until_by_copier();
-    assert_eq!(ground.count("mock_launches"), 2);
+    fixture.until_by_copier();
+    assert_eq!(fixture.count("mock_launches"), 2);
 }
 
 #[test]
 fn without_a_compiler_the_drivers_reason_is_told_and_engines_copy() {
-    let ground = CopierGround::new("copier-no-jit", Some("mock_no_jit"));
-    ground.copy(0, 8).unwrap();
-    let why = ground.refused();
+    let fixture = CopierFixture::new("copier-no-jit", Some("mock_no_jit"));
+    fixture.copy(0, 8).unwrap();
+    let why = fixture.refused();
     assert!(why.contains("cuModuleLoadData") && why.contains("UNSUPPORTED_PTX_VERSION"), "{why}");
-    assert_eq!((ground.count("mock_launches"), ground.count("mock_unregistered")), (0, 1));
-    ground.copy(0, 8).unwrap();
+    assert_eq!((fixture.count("mock_launches"), fixture.count("mock_unregistered")), (0, 1));
+    fixture.copy(0, 8).unwrap();
 }
 
 #[test]
 fn on_a_gpu_in_an_exclusive_mode_there_is_none_and_what_to_do_is_said() {
-    let ground = CopierGround::new("copier-exclusive", Some("mock_exclusive"));
-    assert!(ground.refused().contains("nvidia-smi -c DEFAULT"), "known before it is used");
-    ground.copy(0, 8).unwrap();
-    assert!(ground.refused().contains("nvidia-smi -c DEFAULT"));
-    assert_eq!(ground.count("mock_launches"), 0);
+    let fixture = CopierFixture::new("copier-exclusive", Some("mock_exclusive"));
+    assert!(fixture.refused().contains("nvidia-smi -c DEFAULT"), "known before it is used");
+    fixture.copy(0, 8).unwrap();
+    assert!(fixture.refused().contains("nvidia-smi -c DEFAULT"));
+    assert_eq!(fixture.count("mock_launches"), 0);
 }
 
 #[test]
 fn a_launch_that_is_refused_later_ends_the_copier_and_fails_no_copy() {
-    let ground = CopierGround::new("copier-no-launch", Some("mock_no_launch"));
-    ground.until_by_copier();
-    ground.count("mock_times_out");
-    while matches!(ground.gpu.copier(), CopierState::On { .. }) {
-        ground.copy(0, 8).unwrap();
+    let fixture = CopierFixture::new("copier-no-launch", Some("mock_no_launch"));
+    fixture.until_by_copier();
+    fixture.count("mock_times_out");
+    while matches!(fixture.gpu.copier(), CopierState::On { .. }) {
+        fixture.copy(0, 8).unwrap();
     }
-    assert!(ground.refused().contains("cuLaunchKernel"), "{}", ground.refused());
-    ground.copy(0, 8).unwrap();
+    assert!(fixture.refused().contains("cuLaunchKernel"), "{}", fixture.refused());
+    fixture.copy(0, 8).unwrap();
 }
 
 #[test]
 fn a_kernel_that_dies_fails_what_it_was_given() {
-    let ground = CopierGround::new("copier-dies", None);
-    ground.until_by_copier();
-    ground.count("mock_dies");
+    let fixture = CopierFixture::new("copier-dies", None);
+    fixture.until_by_copier();
+    fixture.count("mock_dies");
     let lost = loop {
-        if let Err(why) = ground.copy(0, 8) {
+        if let Err(why) = fixture.copy(0, 8) {
             break why;
         }
     };
     assert!(lost.to_string().contains("719"), "{lost}");
-    assert!(ground.refused().contains("without having answered"));
-    ground.copy(0, 8).expect("the engine is still there");
+    assert!(fixture.refused().contains("without having answered"));
+    fixture.copy(0, 8).expect("the engine is still there");
 }
 
 /// Two libraries with one GPU, as two processes would have it. Each is told that the other is this
 /// process.
 struct Both {
-    first: CopierGround,
-    second: CopierGround,
+    first: CopierFixture,
+    second: CopierFixture,
 }
 
 impl Both {
@@ -343,7 +344,7 @@ impl Both {
     fn on(gpu: u32) -> Self {
         let define = format!("-DCOPIER=-{gpu}");
         let [first, second] = ["first", "second"]
-            .map(|name| CopierGround::of(&format!("copier-{name}-{gpu}"), &define, None));
+            .map(|name| CopierFixture::of(&format!("copier-{name}-{gpu}"), &define, None));
         first.until_by_copier();
         Self { first, second }
     }
@@ -358,8 +359,8 @@ impl Both {
             self.first.copy(0, 8).unwrap();
         }
         assert!(self.first.refused().starts_with(&own), "{}", self.first.refused());
-        for ground in [&self.first, &self.second] {
-            ground.copy(0, 8).unwrap();
+        for fixture in [&self.first, &self.second] {
+            fixture.copy(0, 8).unwrap();
         }
         assert_eq!(self.second.count("mock_launches"), 0);
     }
@@ -414,14 +415,14 @@ fn who_only_has_memory_and_streams_on_a_gpu_leaves_it_to_who_has_a_copier() {
 fn who_was_heard_of_before_the_first_small_copy_is_found_by_that() {
     let define = "-DCOPIER=-6";
     let [first, second] =
-        ["copier-claims", "copier-knocks"].map(|name| CopierGround::of(name, define, None));
+        ["copier-claims", "copier-knocks"].map(|name| CopierFixture::of(name, define, None));
     first.copy_on_stream();
     second.copy_on_stream();
     assert_eq!(first.gpu.copier(), CopierState::Wanted);
     first.copy(0, 8).unwrap();
-    for ground in [&first, &second] {
-        assert!(ground.refused().starts_with("process "), "{}", ground.refused());
-        assert_eq!(ground.count("mock_launches"), 0);
+    for fixture in [&first, &second] {
+        assert!(fixture.refused().starts_with("process "), "{}", fixture.refused());
+        assert_eq!(fixture.count("mock_launches"), 0);
     }
 }
 
@@ -439,63 +440,63 @@ fn without_having_been_asked_for_a_copier_a_stream_shares_nothing() {
 /// It would be the second on its GPU, and would end the first one.
 #[test]
 fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_context_stays() {
-    let ground = CopierGround::new("copier-contexts", None);
-    ground.until_by_copier();
-    ground.count("mock_other_context");
-    let own = ground.gpu.classify(ground.dst.addr()).unwrap().unwrap().gpu.unwrap();
-    assert!(!Arc::ptr_eq(&own, &ground.gpu), "a device that works in that context");
+    let fixture = CopierFixture::new("copier-contexts", None);
+    fixture.until_by_copier();
+    fixture.count("mock_other_context");
+    let own = fixture.gpu.classify(fixture.dst.addr()).unwrap().unwrap().gpu.unwrap();
+    assert!(!Arc::ptr_eq(&own, &fixture.gpu), "a device that works in that context");
     let region = own.allocate(100, Flavour::Plain).unwrap();
     let part = |at| region.slice(at, 8).unwrap();
     ended(Transfer::between(part(0), part(50)).unwrap()).unwrap();
     assert!(matches!(own.copier(), CopierState::Refused(why) if why.contains("primary one only")));
     for _ in 0..3 {
-        ground.count("mock_times_out");
-        ground.until_by_copier();
+        fixture.count("mock_times_out");
+        fixture.until_by_copier();
     }
 }
 
 #[test]
 fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_told() {
-    let ground = foreign(CopierGround::new("copier-revoked", None));
-    let (driver, addr) = (ground.driver, ground.dst.addr());
-    ground.until_by_copier();
+    let fixture = foreign(CopierFixture::new("copier-revoked", None));
+    let (driver, addr) = (fixture.driver, fixture.dst.addr());
+    fixture.until_by_copier();
     let by_kernel = |at| {
-        let before = ground.copies();
+        let before = fixture.copies();
         // Its lease may be ending just now.
-        (0..1000).any(|_| ground.copy(at, 8).is_ok() && ground.copies() > before)
+        (0..1000).any(|_| fixture.copy(at, 8).is_ok() && fixture.copies() > before)
     };
     assert!(by_kernel(8));
     driver.forget(addr + 99_999, 1);
     assert!(by_kernel(16), "looked at anew, it is reached");
     // First told, and then done: no copy begins there in between.
     driver.forget(addr, 1);
-    ground.count("mock_revoke");
+    fixture.count("mock_revoke");
     assert!(!by_kernel(24));
-    ground.copy(32, 8).unwrap();
+    fixture.copy(32, 8).unwrap();
 }
 
 #[test]
 fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
-    let ground = foreign(CopierGround::new("copier-others", None));
-    ground.until_by_copier();
-    let asked = ground.count("mock_rights_asked");
+    let fixture = foreign(CopierFixture::new("copier-others", None));
+    fixture.until_by_copier();
+    let asked = fixture.count("mock_rights_asked");
     assert!(asked > 0);
-    ground.driver.forget(ground.dst.addr() + (2 << 20), 1);
-    ground.until_by_copier();
-    assert_eq!(ground.count("mock_rights_asked"), asked);
-    ground.driver.forget(ground.dst.addr() + 99_999, 1);
-    ground.until_by_copier();
-    assert!(ground.count("mock_rights_asked") > asked);
-    ground.copy(0, 8).unwrap();
+    fixture.driver.forget(fixture.dst.addr() + (2 << 20), 1);
+    fixture.until_by_copier();
+    assert_eq!(fixture.count("mock_rights_asked"), asked);
+    fixture.driver.forget(fixture.dst.addr() + 99_999, 1);
+    fixture.until_by_copier();
+    assert!(fixture.count("mock_rights_asked") > asked);
+    fixture.copy(0, 8).unwrap();
 }
 
 /// Makes the target the program's own memory: another driver of the same library has allocated it.
-fn foreign(ground: CopierGround) -> CopierGround {
-    let others = open(&ground.library).devices().unwrap().remove(0);
+fn foreign(fixture: CopierFixture) -> CopierFixture {
+    let others = open(&fixture.library).devices().unwrap().remove(0);
     let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
     let base = NonNull::new(theirs.addr() as *mut u8).unwrap();
-    let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));
+    let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&fixture.gpu)));
     // SAFETY: the region has the allocation.
     let dst = unsafe { Region::from_parts(base, 100_000, kind, id, gpu, Box::new(theirs)) };
-    CopierGround { dst, ..ground }
+    CopierFixture { dst, ..fixture }
 }

@@ -8,7 +8,7 @@ use carrack_transports::mem::{CopyError, Region, Strided, Together, Transfer, st
 use std::path::PathBuf;
 use std::sync::Arc;
 
-struct PiecesGround {
+struct PiecesFixture {
     library: PathBuf,
     gpu: Arc<dyn Gpu>,
     from: Region,
@@ -18,7 +18,7 @@ struct PiecesGround {
 
 const ROOM: usize = 2 << 20;
 
-impl PiecesGround {
+impl PiecesFixture {
     fn new(test: &str, define: &str) -> Self {
         let library = mock(test, define);
         let gpu = open(&library).devices().unwrap().remove(0);
@@ -100,90 +100,90 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
     for (define, call) in
         [("-DNEW", "cuMemcpyBatchAsync_v2"), ("-DOLD_BATCH", "cuMemcpyBatchAsync")]
     {
-        let ground = PiecesGround::new(&format!("batch{define}"), define);
-        assert_eq!(ground.copy(&scattered(1000), None).unwrap(), [1, 0, 0], "{define}");
-        let stream = ground.gpu.stream().unwrap();
-        assert_eq!(ground.copy(&scattered(1000), Some(&*stream)).unwrap(), [1, 0, 0], "{define}");
+        let fixture = PiecesFixture::new(&format!("batch{define}"), define);
+        assert_eq!(fixture.copy(&scattered(1000), None).unwrap(), [1, 0, 0], "{define}");
+        let stream = fixture.gpu.stream().unwrap();
+        assert_eq!(fixture.copy(&scattered(1000), Some(&*stream)).unwrap(), [1, 0, 0], "{define}");
         assert_eq!(
-            ground.gpu.how_pieces_go(),
+            fixture.gpu.how_pieces_go(),
             format!("by one call of {call}, however many they are")
         );
         // A single piece needs no list, and pieces of no bytes are left out.
-        assert_eq!(ground.copy(&[(5, 7, 9), (100, 100, 0)], None).unwrap(), [0, 0, 1]);
+        assert_eq!(fixture.copy(&[(5, 7, 9), (100, 100, 0)], None).unwrap(), [0, 0, 1]);
     }
 }
 
 #[test]
 fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_on_another_stream() {
-    let ground = PiecesGround::new("legacy", "-DNEW");
-    let driver = open(&ground.library);
+    let fixture = PiecesFixture::new("legacy", "-DNEW");
+    let driver = open(&fixture.library);
     let mut streams = None;
     for raw in [0, 1] {
-        word(&ground.library, "mock_enter");
+        word(&fixture.library, "mock_enter");
         // SAFETY: CUDA's names of a stream that every context has.
         let stream = unsafe { CudaStream::from_raw(&driver, raw) }.unwrap();
-        word(&ground.library, "mock_leave");
+        word(&fixture.library, "mock_leave");
         for _ in 0..2 {
-            assert_eq!(ground.copy(&scattered(1000), Some(&stream)).unwrap(), [1, 0, 0]);
+            assert_eq!(fixture.copy(&scattered(1000), Some(&stream)).unwrap(), [1, 0, 0]);
             // Behind the stream's earlier work and in front of its later work, with the event of
             // the end.
-            assert_eq!(word(&ground.library, "mock_course"), 12_341);
-            let made = word(&ground.library, "mock_streams");
+            assert_eq!(word(&fixture.library, "mock_course"), 12_341);
+            let made = word(&fixture.library, "mock_streams");
             assert_eq!(*streams.get_or_insert(made), made, "one next to it for all of them");
         }
-        assert!(ground.gpu.how_pieces_go().contains("however many"));
+        assert!(fixture.gpu.how_pieces_go().contains("however many"));
     }
     // The pieces of a refused batch are copied one by one behind it, as it may have begun some.
-    word(&ground.library, "mock_refuse_batches");
-    word(&ground.library, "mock_enter");
+    word(&fixture.library, "mock_refuse_batches");
+    word(&fixture.library, "mock_enter");
     // SAFETY: as above.
     let stream = unsafe { CudaStream::from_raw(&driver, 0) }.unwrap();
-    word(&ground.library, "mock_leave");
-    let calls = ground.copy(&scattered(100), Some(&stream)).unwrap();
+    word(&fixture.library, "mock_leave");
+    let calls = fixture.copy(&scattered(100), Some(&stream)).unwrap();
     assert!(calls[0] == 1 && calls[1] + calls[2] > 1, "{calls:?}");
-    assert_eq!(word(&ground.library, "mock_course"), 12_341);
+    assert_eq!(word(&fixture.library, "mock_course"), 12_341);
 }
 
 #[test]
 fn a_driver_without_the_call_is_given_rows_at_equal_distances_together_and_all_others_singly() {
-    let ground = PiecesGround::new("no-batch", "-DNO_BATCH");
+    let fixture = PiecesFixture::new("no-batch", "-DNO_BATCH");
     let column: Vec<_> = (0..1000).map(|at| (at * 128, at * 96, 64)).collect();
-    assert_eq!(ground.copy(&column, None).unwrap(), [0, 1, 0]);
+    assert_eq!(fixture.copy(&column, None).unwrap(), [0, 1, 0]);
     let mixed = [&column[..500], &[(200_000, 5, 3), (150_000, 90, 8)]].concat();
-    assert_eq!(ground.copy(&mixed, None).unwrap(), [0, 1, 2]);
+    assert_eq!(fixture.copy(&mixed, None).unwrap(), [0, 1, 2]);
     // Farther apart than the driver allows.
-    assert_eq!(ground.copy(&[(0, 0, 64), (ROOM - 64, 64, 64)], None).unwrap(), [0, 1, 2]);
-    let how = ground.gpu.how_pieces_go();
+    assert_eq!(fixture.copy(&[(0, 0, 64), (ROOM - 64, 64, 64)], None).unwrap(), [0, 1, 2]);
+    let how = fixture.gpu.how_pieces_go();
     assert!(how.contains("one by one") && how.contains("CUDA 12.8"), "{how}");
 
-    let ground = PiecesGround::new("no-rows", "-DNO_ROWS");
-    assert_eq!(ground.copy(&column, None).unwrap(), [0, 0, 1000]);
+    let fixture = PiecesFixture::new("no-rows", "-DNO_ROWS");
+    assert_eq!(fixture.copy(&column, None).unwrap(), [0, 0, 1000]);
 }
 
 #[test]
 fn a_driver_that_refuses_the_call_is_not_asked_again_and_says_so() {
-    let ground = PiecesGround::new("refused", "-DNEW");
-    word(&ground.library, "mock_refuse_batches");
-    assert_eq!(ground.copy(&scattered(100), None).unwrap()[0], 1);
-    assert_eq!(ground.copy(&scattered(100), None).unwrap()[0], 0);
-    let how = ground.gpu.how_pieces_go();
+    let fixture = PiecesFixture::new("refused", "-DNEW");
+    word(&fixture.library, "mock_refuse_batches");
+    assert_eq!(fixture.copy(&scattered(100), None).unwrap()[0], 1);
+    assert_eq!(fixture.copy(&scattered(100), None).unwrap()[0], 0);
+    let how = fixture.gpu.how_pieces_go();
     assert!(how.contains("one by one") && how.contains("801"), "{how}");
 }
 
 #[test]
 fn an_error_of_the_copies_themselves_is_told_and_not_tried_otherwise() {
-    let ground = PiecesGround::new("broken", "-DNEW");
-    word(&ground.library, "mock_break_batches");
-    let before = ground.calls();
-    let error = ground.copy(&scattered(100), None).unwrap_err();
+    let fixture = PiecesFixture::new("broken", "-DNEW");
+    word(&fixture.library, "mock_break_batches");
+    let before = fixture.calls();
+    let error = fixture.copy(&scattered(100), None).unwrap_err();
     assert!(matches!(&error, CopyError::Engine { cause, .. } if cause.code == 700), "{error}");
-    let after = ground.calls();
+    let after = fixture.calls();
     assert_eq!(after[2] - before[2], 1, "the test's own");
 }
 
 #[test]
 fn strided_blocks_of_all_dimensions_are_one_call() {
-    let ground = PiecesGround::new("strided", "-DNEW");
+    let fixture = PiecesFixture::new("strided", "-DNEW");
     let block = |offset, count, pitch| Strided { offset, count, pitch };
     for (to, from, calls) in [
         // One row, two dimensions either way, three dimensions.
@@ -196,10 +196,10 @@ fn strided_blocks_of_all_dimensions_are_one_call() {
         (block(3, [8, 10, 12], [64, 6401]), block(9, [8, 10, 12], [32, 320]), [1, 0, 0]),
         (block(3, [8, 2, 1], [(1 << 20) + 1, 0]), block(9, [8, 2, 1], [32, 0]), [1, 1, 0]),
     ] {
-        assert_eq!(ground.block(to, from), calls, "{to:?} {from:?}");
+        assert_eq!(fixture.block(to, from), calls, "{to:?} {from:?}");
     }
     let none = block(0, [0, 4, 4], [0, 0]);
     let mut nothing =
-        start_strided((&ground.to, &none), (&ground.from, &none), None).unwrap().unwrap();
+        start_strided((&fixture.to, &none), (&fixture.from, &none), None).unwrap().unwrap();
     assert!(nothing.poll().unwrap().is_ok());
 }

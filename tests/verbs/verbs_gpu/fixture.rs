@@ -32,15 +32,15 @@ impl Place {
     ];
 }
 
-pub(crate) struct GpuGround {
+pub(crate) struct GpuFixture {
     pub(crate) ranks: Vec<Runtime>,
     pub(crate) drivers: Vec<FakeDriver>,
     pub(crate) nics: Vec<Arc<SimulatedNic>>,
     registered: Mutex<Vec<(Rank, Mr, Vec<u8>)>>,
 }
 
-impl GpuGround {
-    /// Creates a ground whose NICs take dma-bufs, and no address of a GPU.
+impl GpuFixture {
+    /// Creates a fixture whose NICs take dma-bufs, and no address of a GPU.
     pub(crate) fn new() -> Self {
         Self::with(false)
     }

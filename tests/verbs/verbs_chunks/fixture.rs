@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-pub(crate) struct ChunkGround {
+pub(crate) struct ChunkFixture {
     pub(crate) ranks: Vec<Runtime>,
     pub(crate) nics: Vec<Arc<SimulatedNic>>,
     pub(crate) devices: [usize; 2],
@@ -46,7 +46,7 @@ pub(crate) struct ChunkGround {
     begun: [MemoryCounters; 2],
 }
 
-impl ChunkGround {
+impl ChunkFixture {
     pub(crate) fn new() -> Self {
         Self::with([CHUNK, CHUNK])
     }
@@ -82,9 +82,9 @@ impl ChunkGround {
         let ranks: Vec<_> = InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect();
         connect(&ranks);
         settle(&ranks);
-        let mut ground = Self { ranks, nics, begun: Default::default(), devices };
-        ground.begun = ground.counters();
-        ground
+        let mut fixture = Self { ranks, nics, begun: Default::default(), devices };
+        fixture.begun = fixture.counters();
+        fixture
     }
 
     /// Returns the counters of each rank's first device.
