@@ -22,8 +22,8 @@ const FOLDERS: [&str; 8] = [
 ];
 
 /// Returns the types that a source declares, with their lines: structs, enums, unions and traits,
-/// and aliases outside of functions, traits and their implementations. The source is formatted:
-/// its indentation shows its blocks.
+/// and aliases outside of functions, traits and their implementations. The source is formatted: its
+/// indentation shows its blocks.
 fn declared(source: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     // Indentation of the blocks around a line, and whether each is a module.

@@ -74,8 +74,8 @@ impl SharedAllocator {
             why,
         };
         let (whole, mr) = mine.map_err(failed)?;
-        let part = AllocationGuard { _mr: mr, _counted: counts.allocation(len, span) };
-        whole.subregion_with(0, len, Box::new(part)).ok_or(SharedAllocError::Len { len })
+        let guard = AllocationGuard { _mr: mr, _counted: counts.allocation(len, span) };
+        whole.subregion_with(0, len, Box::new(guard)).ok_or(SharedAllocError::Len { len })
     }
 
     /// Allocates `span` bytes at the leader, and exports them if the scope has other ranks.

@@ -189,11 +189,11 @@ impl SharedPool {
         books.live.insert(number, PoolPiece { block, at, len, gone: vec![false; shared.count()] });
         let counted = self.counts.allocation(len, 0);
         self.hold(&books);
-        let part = PieceGuard { number, freed: self.freed.clone(), _counted: counted };
+        let guard = PieceGuard { number, freed: self.freed.clone(), _counted: counted };
         let region = books
             .blocks
             .get(&block)
-            .and_then(|block| block.region.subregion_with(at, len, Box::new(part)));
+            .and_then(|block| block.region.subregion_with(at, len, Box::new(guard)));
         let region = region.ok_or(SharedAllocError::Len { len })?;
         Ok(SharedRegion { region, leader: shared.leader, number })
     }

@@ -28,7 +28,7 @@ const REASON: usize = 160;
 
 /// The description of a rank, sent when an allocator is made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct MemberCard {
+pub(super) struct MemberDescription {
     pub(super) scope: Scope,
     /// The boot identifier of its kernel.
     pub(super) boot: u128,
@@ -40,10 +40,10 @@ pub(super) struct MemberCard {
     pub(super) trouble: Option<String>,
 }
 
-/// The bytes of a card, as many for each.
+/// The bytes of a description: the same number for each.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct CardBytes {
+struct DescriptionBytes {
     scope: u8,
     boot: U128,
     has_socket: u8,
@@ -53,8 +53,8 @@ struct CardBytes {
     trouble: TextBytes<REASON>,
 }
 
-impl MemberCard {
-    /// Makes this rank's card. It is made in spite of any trouble, since the others wait for it.
+impl MemberDescription {
+    /// Makes this rank's description, in spite of any trouble: the others wait for it.
     pub(super) fn of(
         gpu: &dyn Gpu,
         scope: Scope,
@@ -63,7 +63,7 @@ impl MemberCard {
         let (boot, socket) = (boot_id().map(u128::from_be_bytes), gpu.numa_node());
         let spent = || "it has made all the allocators that a rank can make".to_owned();
         let trouble = boot.as_ref().err().cloned().or_else(|| ticket.is_none().then(spent));
-        let card = Self {
+        let description = Self {
             scope,
             boot: boot.unwrap_or(0),
             socket: socket.as_ref().ok().copied(),
@@ -71,7 +71,7 @@ impl MemberCard {
             ticket: ticket.unwrap_or(0),
             trouble,
         };
-        (card, socket)
+        (description, socket)
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -79,7 +79,7 @@ impl MemberCard {
             Scope::Node => 1,
             Scope::Socket => 2,
         };
-        let bytes = CardBytes {
+        let bytes = DescriptionBytes {
             scope,
             boot: self.boot.into(),
             has_socket: self.socket.is_some().into(),
@@ -91,21 +91,22 @@ impl MemberCard {
         bytes.as_bytes().to_vec()
     }
 
-    /// Decodes a card. `None`: the bytes are no card.
+    /// Decodes a description. `None`: the bytes are no description.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let card = CardBytes::ref_from_bytes(bytes).ok()?;
-        let scope = match card.scope {
+        let description = DescriptionBytes::ref_from_bytes(bytes).ok()?;
+        let scope = match description.scope {
             1 => Scope::Node,
             2 => Scope::Socket,
             _ => return None,
         };
-        let socket = match card.has_socket {
+        let socket = match description.has_socket {
             0 => None,
-            1 => Some(card.socket.get()),
+            1 => Some(description.socket.get()),
             _ => return None,
         };
-        let (boot, gpu, ticket) = (card.boot.get(), GpuUuid(card.gpu), card.ticket.get());
-        Some(Self { scope, boot, socket, gpu, ticket, trouble: card.trouble.get()? })
+        let (boot, gpu, ticket) =
+            (description.boot.get(), GpuUuid(description.gpu), description.ticket.get());
+        Some(Self { scope, boot, socket, gpu, ticket, trouble: description.trouble.get()? })
     }
 
     /// Returns `true` if the two ranks share memory.
@@ -114,15 +115,15 @@ impl MemberCard {
     }
 }
 
-/// Checks the cards of all ranks. Every rank finds the same trouble.
-pub(super) fn check(all: &[(Rank, MemberCard)], me: Rank) -> Result<(), SharedAllocError> {
+/// Checks the descriptions of all ranks. Every rank finds the same trouble.
+pub(super) fn check(all: &[(Rank, MemberDescription)], me: Rank) -> Result<(), SharedAllocError> {
     if let Some((rank, why)) =
-        all.iter().find_map(|(rank, card)| Some((*rank, card.trouble.clone()?)))
+        all.iter().find_map(|(rank, description)| Some((*rank, description.trouble.clone()?)))
     {
         return Err(SharedAllocError::Unable { rank, why });
     }
-    let ours = all.iter().find(|(rank, _)| *rank == me).map(|(_, card)| card.scope);
-    let scopes = || all.iter().map(|(rank, card)| (*rank, card.scope));
+    let ours = all.iter().find(|(rank, _)| *rank == me).map(|(_, description)| description.scope);
+    let scopes = || all.iter().map(|(rank, description)| (*rank, description.scope));
     let first = scopes().next().map(|(_, scope)| scope);
     let differs = scopes()
         .find(|(_, scope)| Some(*scope) != ours)
@@ -139,9 +140,10 @@ pub(super) fn check(all: &[(Rank, MemberCard)], me: Rank) -> Result<(), SharedAl
 
 /// Returns the ranks that share memory with this rank, itself among them, in rank order. The first
 /// is the leader.
-pub(super) fn of(all: &[(Rank, MemberCard)], me: Rank) -> Vec<(Rank, MemberCard)> {
+pub(super) fn of(all: &[(Rank, MemberDescription)], me: Rank) -> Vec<(Rank, MemberDescription)> {
     let Some((_, mine)) = all.iter().find(|(rank, _)| *rank == me) else { return Vec::new() };
-    let mut with: Vec<_> = all.iter().filter(|(_, card)| card.is_with(mine)).cloned().collect();
+    let mut with: Vec<_> =
+        all.iter().filter(|(_, description)| description.is_with(mine)).cloned().collect();
     with.sort_by_key(|(rank, _)| *rank);
     with
 }
@@ -151,15 +153,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn card(scope: Scope, boot: u128, socket: Option<u32>) -> MemberCard {
-        MemberCard { scope, boot, socket, gpu: GpuUuid([7; 16]), ticket: 3, trouble: None }
+    fn description(scope: Scope, boot: u128, socket: Option<u32>) -> MemberDescription {
+        MemberDescription { scope, boot, socket, gpu: GpuUuid([7; 16]), ticket: 3, trouble: None }
     }
 
-    fn ranks(cards: impl IntoIterator<Item = MemberCard>) -> Vec<(Rank, MemberCard)> {
-        (0..).map(Rank).zip(cards).collect()
+    fn ranks(
+        descriptions: impl IntoIterator<Item = MemberDescription>,
+    ) -> Vec<(Rank, MemberDescription)> {
+        (0..).map(Rank).zip(descriptions).collect()
     }
 
-    fn with(all: &[(Rank, MemberCard)], me: u32) -> Vec<u32> {
+    fn with(all: &[(Rank, MemberDescription)], me: u32) -> Vec<u32> {
         of(all, Rank(me)).iter().map(|(rank, _)| rank.0).collect()
     }
 
@@ -174,7 +178,7 @@ mod tests {
             (1, None),
             (1, None),
         ];
-        let of_scope = |scope| ranks(places.map(|(boot, socket)| card(scope, boot, socket)));
+        let of_scope = |scope| ranks(places.map(|(boot, socket)| description(scope, boot, socket)));
         let (nodes, sockets) = (of_scope(Scope::Node), of_scope(Scope::Socket));
         assert_eq!(with(&nodes, 3), [0, 2, 3, 5, 6]);
         assert_eq!(with(&nodes, 1), [1, 4]);
@@ -189,9 +193,9 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_at_every_rank() {
         let mut all = ranks([
-            card(Scope::Node, 1, None),
-            card(Scope::Node, 1, None),
-            card(Scope::Node, 1, None),
+            description(Scope::Node, 1, None),
+            description(Scope::Node, 1, None),
+            description(Scope::Node, 1, None),
         ]);
         assert!(check(&all, Rank(0)).is_ok());
         all[2].1.scope = Scope::Socket;
@@ -216,18 +220,19 @@ mod tests {
             let scope = if by_socket { Scope::Socket } else { Scope::Node };
             let short = trouble.clone().filter(|text| text.len() <= REASON);
             let gpu = GpuUuid(gpu);
-            let card = MemberCard { scope, boot, socket, gpu, ticket, trouble: short };
-            let mut bytes = card.encode();
-            prop_assert_eq!(MemberCard::decode(&bytes), Some(card.clone()));
-            let long = MemberCard { trouble, ..card };
+            let description =
+                MemberDescription { scope, boot, socket, gpu, ticket, trouble: short };
+            let mut bytes = description.encode();
+            prop_assert_eq!(MemberDescription::decode(&bytes), Some(description.clone()));
+            let long = MemberDescription { trouble, ..description };
             prop_assert_eq!(long.encode().len(), bytes.len(), "all are of one length");
-            prop_assert!(MemberCard::decode(&long.encode()).is_some());
-            let _ = MemberCard::decode(&other);
-            prop_assert!(MemberCard::decode(&bytes[1..]).is_none());
+            prop_assert!(MemberDescription::decode(&long.encode()).is_some());
+            let _ = MemberDescription::decode(&other);
+            prop_assert!(MemberDescription::decode(&bytes[1..]).is_none());
             let at = at % bytes.len();
             bytes[at] = to;
-            if let Some(card) = MemberCard::decode(&bytes) {
-                prop_assert!(card.trouble.is_none_or(|text| text.len() <= REASON));
+            if let Some(description) = MemberDescription::decode(&bytes) {
+                prop_assert!(description.trouble.is_none_or(|text| text.len() <= REASON));
             }
         }
     }

@@ -16,7 +16,7 @@
 use super::error::SharedAllocError;
 use super::pool::SharedPool;
 use super::region::SharedRegion;
-use super::scope::{self, MemberCard, Scope};
+use super::scope::{self, MemberDescription, Scope};
 use super::stats::{AllocCounts, SharedStats};
 use super::wire::{AllocCall, Asks, decode_verdict, encode_verdict};
 use super::{BLOCK, MOST};
@@ -80,20 +80,21 @@ impl SharedDeviceAllocator {
         let runtime = group.runtime();
         let me = runtime.rank();
         let ticket = runtime.group_ticket();
-        let (card, socket) = MemberCard::of(&**gpu, scope, ticket);
-        // Other ranks may have received every card, and be in the next operation: they must not
-        // wait there.
-        let told = group.allgather(&card.encode()).inspect_err(|cause| group.abandon(cause));
+        let (description, socket) = MemberDescription::of(&**gpu, scope, ticket);
+        // Other ranks may have received all descriptions, and be in the next operation: they must
+        // not wait there.
+        let told = group.allgather(&description.encode()).inspect_err(|cause| group.abandon(cause));
         let told = told.map_err(|cause| SharedAllocError::Ended(cause.into()))?;
-        let read = |(rank, bytes): (Rank, Vec<u8>)| match MemberCard::decode(&bytes) {
-            Some(card) => Ok((rank, card)),
+        let read = |(rank, bytes): (Rank, Vec<u8>)| match MemberDescription::decode(&bytes) {
+            Some(description) => Ok((rank, description)),
             None => Err(SharedAllocError::Garbled { rank }),
         };
         let all = group.ranks().zip(told).map(read).collect::<Result<Vec<_>, _>>()?;
         scope::check(&all, me)?;
         let with = scope::of(&all, me);
         // It has at least this rank.
-        let (leader, first) = with.first().map_or((me, &card), |(rank, card)| (*rank, card));
+        let (leader, first) =
+            with.first().map_or((me, &description), |(rank, description)| (*rank, description));
         let ranks: Vec<Rank> = with.iter().map(|(rank, _)| *rank).collect();
         let made = runtime.own_group(leader, first.ticket, &ranks);
         let verdict = encode_verdict(&made.as_ref().map_err(ToString::to_string));
@@ -124,7 +125,7 @@ impl SharedDeviceAllocator {
             counts: AllocCounts::default(),
             group: of_scope,
         }));
-        if with.iter().any(|(_, card)| card.gpu != first.gpu) {
+        if with.iter().any(|(_, description)| description.gpu != first.gpu) {
             let mut turn = allocator.0.turn()?;
             allocator.0.meet(&mut turn, Asks::Own(1), (Vec::new(), false))?;
             drop(allocator.0.fresh(1, &AllocCounts::default())?);
@@ -326,9 +327,9 @@ mod tests {
         let one = ranks[1].clone();
         std::thread::spawn(move || {
             let world = one.world();
-            let (mine, _) = MemberCard::of(&*gpu, Scope::Node, one.group_ticket());
+            let (mine, _) = MemberDescription::of(&*gpu, Scope::Node, one.group_ticket());
             let told = world.allgather(&mine.encode()).unwrap();
-            let first = MemberCard::decode(&told[0]).unwrap();
+            let first = MemberDescription::decode(&told[0]).unwrap();
             let of_scope = one.own_group(Rank(0), first.ticket, &[Rank(0), Rank(1)]).unwrap();
             world.abandon(&CollectiveError::Failed { what: "allgather", rank: Rank(1) });
             end.send(of_scope.allgather(b"its first call")).unwrap();

@@ -43,14 +43,14 @@ struct BoardState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active {
     pub(crate) number: u64,
-    what: CollectiveKind,
+    kind: CollectiveKind,
     /// The rank that it waits for.
     pub(crate) awaits: Option<Rank>,
 }
 
 impl Active {
     pub(crate) fn name(&self) -> &'static str {
-        self.what.name()
+        self.kind.name()
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Meaning {
     /// The hash of the list of members.
     pub(crate) hash: u64,
     pub(crate) count: u32,
-    pub(crate) what: CollectiveKind,
+    pub(crate) kind: CollectiveKind,
     /// The root of a broadcast, or the culprit of a failure.
     pub(crate) root: Rank,
 }
@@ -101,16 +101,16 @@ impl CollectiveKind {
     }
 
     fn code(self) -> u32 {
-        Self::ALL.iter().position(|&what| what == self).unwrap_or(0) as u32
+        Self::ALL.iter().position(|&kind| kind == self).unwrap_or(0) as u32
     }
 }
 
 impl Note {
     pub(crate) fn encode(&self) -> SmallBytes {
-        let Meaning { hash, count, what, root } = self.meaning;
+        let Meaning { hash, count, kind, root } = self.meaning;
         let payload = Payload {
             hash: hash.into(),
-            what: what.code().into(),
+            kind: kind.code().into(),
             count: count.into(),
             root: root.0.into(),
             step: self.step.into(),
@@ -123,11 +123,11 @@ impl Note {
     }
 
     pub(crate) fn decode(from: Rank, number: u64, bytes: &[u8]) -> Option<Self> {
-        let Payload { hash, what, count, root, step, word } =
+        let Payload { hash, kind, count, root, step, word } =
             Payload::read_from_bytes(bytes).ok()?;
-        let what = *CollectiveKind::ALL.get(usize::try_from(what.get()).ok()?)?;
+        let kind = *CollectiveKind::ALL.get(usize::try_from(kind.get()).ok()?)?;
         let (count, root) = (count.get(), Rank(root.get()));
-        let meaning = Meaning { hash: hash.get(), count, what, root };
+        let meaning = Meaning { hash: hash.get(), count, kind, root };
         Some(Self { from, number, step: step.get(), meaning, word: word.get() })
     }
 }
@@ -137,7 +137,7 @@ impl Note {
 #[repr(C)]
 struct Payload {
     hash: U64,
-    what: U32,
+    kind: U32,
     count: U32,
     root: U32,
     step: U32,
@@ -183,11 +183,11 @@ impl Board {
     }
 
     /// Begins an operation, and returns its number.
-    pub(crate) fn begin(&self, what: CollectiveKind) -> u64 {
+    pub(crate) fn begin(&self, kind: CollectiveKind) -> u64 {
         let mut state = self.lock();
         let number = state.begun;
         state.begun += 1;
-        state.active.push(Active { number, what, awaits: None });
+        state.active.push(Active { number, kind, awaits: None });
         number
     }
 
@@ -199,7 +199,7 @@ impl Board {
             return false;
         };
         let count = members.count();
-        let meaning = Meaning { hash, count, what: CollectiveKind::Barrier, root: Rank(0) };
+        let meaning = Meaning { hash, count, kind: CollectiveKind::Barrier, root: Rank(0) };
         if note.meaning != meaning || members.before(self.me, note.step) != Some(note.from) {
             return false;
         }
@@ -244,7 +244,7 @@ impl Board {
         let meaning = Meaning {
             hash: self.hash(),
             count: members.count(),
-            what: CollectiveKind::Barrier,
+            kind: CollectiveKind::Barrier,
             root: Rank(0),
         };
         Some(Note { from: members.before(self.me, step)?, number, step, meaning, word: 0 })
@@ -321,7 +321,7 @@ impl Board {
         let is_one = |note: &&Note| {
             note.from == from
                 && note.number >= state.begun
-                && note.meaning.what != CollectiveKind::Failed
+                && note.meaning.kind != CollectiveKind::Failed
         };
         let listed = state.notes.iter().find(is_one).copied();
         let begun = state.begun;
@@ -334,7 +334,7 @@ impl Board {
             let meaning = Meaning {
                 hash: self.hash(),
                 count: members.count(),
-                what: CollectiveKind::Barrier,
+                kind: CollectiveKind::Barrier,
                 root: Rank(0),
             };
             Some(Note { from, number: begun, step, meaning, word: 0 })
@@ -357,14 +357,14 @@ mod tests {
         let group = boards.make(7).unwrap();
         group.found(Members::Some([Rank(0), Rank(1)].into()));
         let meaning =
-            Meaning { hash: group.hash(), count: 2, what: CollectiveKind::Failed, root: Rank(1) };
+            Meaning { hash: group.hash(), count: 2, kind: CollectiveKind::Failed, root: Rank(1) };
         let note = Note { from: Rank(1), number: 0, step: u32::MAX, meaning, word: 0 };
         boards.pin(7, note);
         assert_eq!(boards.unclaimed(Rank(1), 0), None);
         let comes = Note {
             number: 1,
             step: 0,
-            meaning: Meaning { what: CollectiveKind::Allgather, ..meaning },
+            meaning: Meaning { kind: CollectiveKind::Allgather, ..meaning },
             ..note
         };
         boards.pin(7, comes);
@@ -375,10 +375,10 @@ mod tests {
         #[test]
         fn notes_survive_the_wire(
             hash: u64, count: u32, root: u32, step: u32, word: u64, number: u64,
-            what in 0_usize..4,
+            kind in 0_usize..4,
         ) {
-            let (what, root) = (CollectiveKind::ALL[what], Rank(root));
-            let meaning = Meaning { hash, count, what, root };
+            let (kind, root) = (CollectiveKind::ALL[kind], Rank(root));
+            let meaning = Meaning { hash, count, kind, root };
             let note = Note { from: Rank(3), number, step, meaning, word };
             prop_assert_eq!(Note::decode(Rank(3), number, note.encode().as_slice()), Some(note));
         }

@@ -1,9 +1,8 @@
 //! The exchange of a launcher, used once: it tells all ranks where rank 0's store is.
 //!
 //! Rank 0 opens its listener, draws the job's secret, and shares both as a [`StoreCard`], by PMI,
-//! PMIx or MPI.
-//! From then on the store of [`tcp`](super::tcp) does everything, so fences, departures and errors
-//! are the same under every launcher.
+//! PMIx or MPI. From then on the store of [`tcp`](super::tcp) does everything, so fences,
+//! departures and errors are the same under every launcher.
 
 #![forbid(unsafe_code)]
 

@@ -83,15 +83,15 @@ impl<'a> CollectiveCall<'a> {
     /// Called in a forked process. A refused call takes no number and sends nothing.
     pub(super) fn begin(
         group: &'a Group,
-        what: CollectiveKind,
+        kind: CollectiveKind,
         root: Rank,
     ) -> Result<Self, CollectiveError> {
         if group.runtime.0.is_forked() {
-            return Err(refused(what, ProgressError::Forked.into()));
+            return Err(refused(kind, ProgressError::Forked.into()));
         }
         let board = &*group.board;
-        let meaning = Meaning { hash: board.hash(), count: board.members().count(), what, root };
-        let (number, runtime) = (board.begin(what), &group.runtime);
+        let meaning = Meaning { hash: board.hash(), count: board.members().count(), kind, root };
+        let (number, runtime) = (board.begin(kind), &group.runtime);
         Ok(Self {
             runtime,
             board,
@@ -109,11 +109,11 @@ impl<'a> CollectiveCall<'a> {
     /// Called in a forked process, or from a completion handler.
     pub(super) fn begin_blocking(
         group: &'a Group,
-        what: CollectiveKind,
+        kind: CollectiveKind,
         root: Rank,
     ) -> Result<Self, CollectiveError> {
-        group.runtime.may_block().map_err(|cause| refused(what, cause))?;
-        Self::begin(group, what, root)
+        group.runtime.may_block().map_err(|cause| refused(kind, cause))?;
+        Self::begin(group, kind, root)
     }
 
     /// Notes the bytes that this member contributes.
@@ -122,7 +122,7 @@ impl<'a> CollectiveCall<'a> {
     }
 
     pub(super) fn what(&self) -> &'static str {
-        self.meaning.what.name()
+        self.meaning.kind.name()
     }
 
     /// Returns the number of members.
@@ -230,12 +230,12 @@ impl<'a> CollectiveCall<'a> {
     /// Returns `true` if the note of a barrier's step has arrived.
     #[inline]
     fn has_ticked(&self, step: u32) -> bool {
-        self.meaning.what == CollectiveKind::Barrier && self.board.has_ticked(self.number, step)
+        self.meaning.kind == CollectiveKind::Barrier && self.board.has_ticked(self.number, step)
     }
 
     /// Returns the note of a member that is in a barrier, where this operation is none.
     fn barrier_instead(&self) -> Option<Note> {
-        if self.meaning.what == CollectiveKind::Barrier {
+        if self.meaning.kind == CollectiveKind::Barrier {
             None
         } else {
             self.board.barrier_instead(self.number)
@@ -397,12 +397,12 @@ impl<'a> CollectiveCall<'a> {
     fn contradiction(&self, note: &Note) -> CollectiveError {
         let (what, rank) = (self.what(), note.from);
         match note.meaning {
-            Meaning { what: CollectiveKind::Failed, root, .. } if note.word == GONE => {
+            Meaning { kind: CollectiveKind::Failed, root, .. } if note.word == GONE => {
                 let known = self.runtime.0.down().get(&root).cloned();
                 let told = || DownCause::Gone(format!("says {rank}, where the {what} failed"));
                 self.down(root, known.unwrap_or_else(told))
             }
-            Meaning { what: CollectiveKind::Failed, root, hash, .. }
+            Meaning { kind: CollectiveKind::Failed, root, hash, .. }
                 if note.word & 0xff == UNEVEN =>
             {
                 let (ours, theirs) = (self.contributes.load(Ordering::Relaxed), note.word >> 8);
@@ -411,7 +411,7 @@ impl<'a> CollectiveCall<'a> {
                 let fits = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
                 CollectiveError::Uneven { rank, theirs: fits(theirs), ours: fits(ours) }
             }
-            Meaning { what: CollectiveKind::Failed, .. } => CollectiveError::Failed { what, rank },
+            Meaning { kind: CollectiveKind::Failed, .. } => CollectiveError::Failed { what, rank },
             theirs => CollectiveError::Mismatch {
                 rank,
                 theirs: describe(theirs, self.board.name),
@@ -442,7 +442,7 @@ impl<'a> CollectiveCall<'a> {
         work: impl Future<Output = Result<T, CollectiveError>>,
     ) -> Result<T, CollectiveError> {
         let mut result = match self.runtime.0.is_forked() {
-            true => Err(refused(self.meaning.what, ProgressError::Forked.into())),
+            true => Err(refused(self.meaning.kind, ProgressError::Forked.into())),
             false => work.await,
         };
         self.has_ended.store(result.is_ok(), Ordering::Relaxed);
@@ -471,7 +471,7 @@ impl<'a> CollectiveCall<'a> {
         } else {
             self.meaning.hash
         };
-        let meaning = Meaning { what: CollectiveKind::Failed, root, hash, ..self.meaning };
+        let meaning = Meaning { kind: CollectiveKind::Failed, root, hash, ..self.meaning };
         for place in 0..self.count() {
             let to = self.rank(place);
             if to != me && !(word == GONE && to == root) {
@@ -527,7 +527,7 @@ impl<'a> CollectiveCall<'a> {
                 let _ = self.runtime.block_on(self.told(Duration::from_secs(1)));
                 Err(strayed)
             }
-            Err(cause) => Err(refused(self.meaning.what, cause)),
+            Err(cause) => Err(refused(self.meaning.kind, cause)),
         }
     }
 }
@@ -566,20 +566,20 @@ impl Drop for CollectiveCall<'_> {
 }
 
 #[cold]
-fn refused(what: CollectiveKind, cause: WaitError) -> CollectiveError {
-    CollectiveError::Wait { what: what.name(), cause }
+fn refused(kind: CollectiveKind, cause: WaitError) -> CollectiveError {
+    CollectiveError::Wait { what: kind.name(), cause }
 }
 
 fn describe(meaning: Meaning, group: u32) -> String {
-    let Meaning { count, what, root, hash } = meaning;
+    let Meaning { count, kind, root, hash } = meaning;
     let from =
-        if what == CollectiveKind::Broadcast { format!(" from {root}") } else { String::new() };
+        if kind == CollectiveKind::Broadcast { format!(" from {root}") } else { String::new() };
     let of = match group {
         0 => "all ranks".into(),
         OWN_NAMES.. => format!("the library's group {group:#x}"),
         _ => format!("group {group}"),
     };
-    let name = what.name();
-    let article = if what == CollectiveKind::Allgather { "an" } else { "a" };
+    let name = kind.name();
+    let article = if kind == CollectiveKind::Allgather { "an" } else { "a" };
     format!("{article} {name} over {of}, {count} members (list {:08x}){from}", hash as u32)
 }

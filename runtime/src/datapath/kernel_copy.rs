@@ -479,9 +479,9 @@ mod tests {
         assert_eq!((in_table, pulls), (0, 0));
     }
 
-    struct OneSplit(Split);
+    struct SingleSplit(Split);
 
-    impl Splits for OneSplit {
+    impl Splits for SingleSplit {
         fn count(&self) -> u32 {
             1
         }
@@ -492,7 +492,7 @@ mod tests {
     }
 
     /// Notes, when it is freed, whether the sender of the message could still take a piece.
-    struct Freed(Arc<OneSplit>, u32, Arc<AtomicBool>);
+    struct Freed(Arc<SingleSplit>, u32, Arc<AtomicBool>);
 
     impl AsRef<[u8]> for Freed {
         fn as_ref(&self) -> &[u8] {
@@ -508,7 +508,8 @@ mod tests {
 
     #[test]
     fn no_sender_takes_a_piece_of_a_buffer_that_is_being_freed() {
-        let (split, is_late) = (Arc::new(OneSplit(Split::new())), Arc::new(AtomicBool::new(true)));
+        let (split, is_late) =
+            (Arc::new(SingleSplit(Split::new())), Arc::new(AtomicBool::new(true)));
         let share = Arc::new(Shares::new(split.clone())).take(8).unwrap();
         let mut pull = Pull::new(0x1000, Sevens::new(true, false));
         let freed = Freed(split, share.turn, is_late.clone());

@@ -71,30 +71,30 @@ struct Exposure {
 }
 
 impl Exposures {
-    fn state(&self) -> MutexGuard<'_, ExposureList> {
+    fn list(&self) -> MutexGuard<'_, ExposureList> {
         self.0.lock()
     }
 
     /// Returns the exposure of a region: its export, or the reason against one. `None`: not now.
     fn expose(&self, domain: &dyn Domain, region: &Region) -> Option<Arc<Exposure>> {
-        let mut state = self.state();
-        if state.is_ending {
+        let mut list = self.list();
+        if list.is_ending {
             return None;
         }
-        if let Some(latest) = state.all.back()
+        if let Some(latest) = list.all.back()
             && latest.region.is_of(region)
         {
             return Some(latest.clone());
         }
-        let known = state.all.iter().position(|one| one.region.is_of(region));
-        if let Some(one) = known.and_then(|at| state.all.remove(at)) {
-            state.all.push_back(one.clone());
+        let known = list.all.iter().position(|one| one.region.is_of(region));
+        if let Some(one) = known.and_then(|at| list.all.remove(at)) {
+            list.all.push_back(one.clone());
             return Some(one);
         }
-        state.names += 1;
-        let name = state.names;
+        list.names += 1;
+        let name = list.names;
         // Without the lock: this may free memory of the program, and run its code.
-        drop(state);
+        drop(list);
         // First withdraw the region that lay at its address before: a peer's driver may not open
         // one while it has the other open.
         self.withdraw_gone();
@@ -115,44 +115,44 @@ impl Exposures {
         let range = region.addr()..region.addr().saturating_add(region.len());
         let (region, told) = (region.downgrade(), Mutex::default());
         let one = Arc::new(Exposure { region, range, name, exported, told });
-        let mut state = self.state();
-        state.all.push_back(one.clone());
-        let old = if state.all.len() > EXPOSED { state.all.pop_front() } else { None };
-        drop(state);
+        let mut list = self.list();
+        list.all.push_back(one.clone());
+        let old = if list.all.len() > EXPOSED { list.all.pop_front() } else { None };
+        drop(list);
         drop(old);
         Some(one)
     }
 
     /// Withdraws regions that are gone.
     pub(crate) fn withdraw_gone(&self) {
-        let mut state = self.state();
-        if state.all.iter().all(|one| !one.region.is_gone()) {
+        let mut list = self.list();
+        if list.all.iter().all(|one| !one.region.is_gone()) {
             return;
         }
         let (gone, kept) =
-            std::mem::take(&mut state.all).into_iter().partition(|one| one.region.is_gone());
-        state.all = kept;
-        drop(state);
+            std::mem::take(&mut list.all).into_iter().partition(|one| one.region.is_gone());
+        list.all = kept;
+        drop(list);
         drop::<VecDeque<_>>(gone);
     }
 
     /// Withdraws regions that overlap a range of addresses.
     pub(crate) fn withdraw(&self, range: &Range<usize>) {
-        let mut state = self.state();
-        let (gone, kept) = std::mem::take(&mut state.all)
+        let mut list = self.list();
+        let (gone, kept) = std::mem::take(&mut list.all)
             .into_iter()
             .partition(|one| one.range.start < range.end && range.start < one.range.end);
-        state.all = kept;
-        drop(state);
+        list.all = kept;
+        drop(list);
         drop::<VecDeque<_>>(gone);
     }
 
     /// Withdraws all regions, before buffers are given back from which peers may be fetching.
     pub(crate) fn end(&self) {
-        let mut state = self.state();
-        state.is_ending = true;
-        let all = std::mem::take(&mut state.all);
-        drop(state);
+        let mut list = self.list();
+        list.is_ending = true;
+        let all = std::mem::take(&mut list.all);
+        drop(list);
         drop(all);
     }
 }

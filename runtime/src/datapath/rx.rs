@@ -381,7 +381,6 @@ impl RxOp {
     }
 }
 
-/// The choice of the scheme.
 impl RxOp {
     /// Chooses the scheme, and prepares its means.
     fn choose(&mut self, run: &Run<'_>) -> Scheme {

@@ -43,14 +43,14 @@ struct MatchPlace<A, B> {
     last: usize,
     /// Number that tells the value from others that waited here under the same key.
     stamp: u64,
-    held: ValueSort,
+    held: PlaceContent,
     /// A free place keeps an emptied `B`: the next one is filled in field by field, and not moved.
     value: MatchValue<A, B>,
 }
 
-/// The sort of value that waits in a place.
+/// Content of a place: the kind of the value that waits there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ValueSort {
+enum PlaceContent {
     Nothing,
     A,
     B,
@@ -65,7 +65,7 @@ impl<A, B: Default> MatchPlace<A, B> {
     /// Puts in an `A`.
     #[inline]
     fn put_a(&mut self, value: A) {
-        self.held = ValueSort::A;
+        self.held = PlaceContent::A;
         let emptied = std::mem::replace(&mut self.value, MatchValue::A(value));
         // There is nothing in it to be dropped, which only this line knows.
         std::mem::forget(emptied);
@@ -74,7 +74,7 @@ impl<A, B: Default> MatchPlace<A, B> {
     /// Lets a `B` be filled in.
     #[inline(always)]
     fn put_b(&mut self, fill: impl FnOnce(&mut B)) {
-        self.held = ValueSort::B;
+        self.held = PlaceContent::B;
         if let MatchValue::B(place) = &mut self.value {
             fill(place);
         }
@@ -83,7 +83,7 @@ impl<A, B: Default> MatchPlace<A, B> {
     /// Takes the `A` out.
     #[inline]
     fn take_a(&mut self) -> Option<A> {
-        self.held = ValueSort::Nothing;
+        self.held = PlaceContent::Nothing;
         match std::mem::replace(&mut self.value, MatchValue::B(B::default())) {
             MatchValue::A(value) => Some(value),
             MatchValue::B(_) => None,
@@ -93,7 +93,7 @@ impl<A, B: Default> MatchPlace<A, B> {
     /// Lets the `B` be emptied.
     #[inline(always)]
     fn empty_b<T>(&mut self, empty: impl FnOnce(&mut B) -> T) -> Option<T> {
-        self.held = ValueSort::Nothing;
+        self.held = PlaceContent::Nothing;
         match &mut self.value {
             MatchValue::A(_) => None,
             MatchValue::B(place) => Some(empty(place)),
@@ -103,7 +103,7 @@ impl<A, B: Default> MatchPlace<A, B> {
     /// Returns the `B` that waits here.
     fn b(&self) -> Option<&B> {
         match &self.value {
-            MatchValue::B(value) if self.held == ValueSort::B => Some(value),
+            MatchValue::B(value) if self.held == PlaceContent::B => Some(value),
             _ => None,
         }
     }
@@ -171,7 +171,7 @@ impl<A, B: Default> MatchShard<A, B> {
             behind: NIL,
             last: NIL,
             stamp: 0,
-            held: ValueSort::Nothing,
+            held: PlaceContent::Nothing,
             value,
         };
         self.places.push(place);
@@ -335,7 +335,7 @@ impl<A, B: Default> Table<A, B> {
         let Some(line) = shard.find(&key, hash) else { return 0 };
         let mut count = 0;
         shard.advance(line, hash, |place| {
-            let takes = count < most && place.held == ValueSort::B;
+            let takes = count < most && place.held == PlaceContent::B;
             if takes {
                 place.empty_b(|value| taken(count, value));
                 count += 1;
@@ -354,10 +354,10 @@ impl<A, B: Default> Table<A, B> {
         let Some((head, above)) = shard.find(&key, hash) else { return false };
         let place = &mut shard.places[head];
         let MatchValue::B(value) = &mut place.value else { return false };
-        if place.held != ValueSort::B || !taken(value) {
+        if place.held != PlaceContent::B || !taken(value) {
             return false;
         }
-        place.held = ValueSort::Nothing;
+        place.held = PlaceContent::Nothing;
         shard.free_head((head, above), hash);
         true
     }
@@ -379,7 +379,7 @@ impl<A, B: Default> Table<A, B> {
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash);
         if let Some((head, above)) = line
-            && shard.places[head].held == ValueSort::B
+            && shard.places[head].held == PlaceContent::B
         {
             let (mut given, mut result) = (Some((value, taken)), None);
             shard.advance((head, above), hash, |place| {
@@ -404,7 +404,7 @@ impl<A, B: Default> Table<A, B> {
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash);
         if let Some((head, above)) = line
-            && shard.places[head].held == ValueSort::A
+            && shard.places[head].held == PlaceContent::A
         {
             let mut theirs = None;
             shard.advance((head, above), hash, |place| {
@@ -476,7 +476,7 @@ impl<A, B: Default> Table<A, B> {
             let mut shard = shard.lock();
             for head in shard.heads() {
                 let MatchPlace { key, held, .. } = &shard.places[head];
-                if *held != ValueSort::B || !which(key) {
+                if *held != PlaceContent::B || !which(key) {
                     continue;
                 }
                 let (key, hash) = (*key, hash(key));
@@ -522,9 +522,9 @@ impl<A, B: Default> Table<A, B> {
         for shard in self.shards.iter() {
             for place in &shard.lock().places {
                 match place.held {
-                    ValueSort::Nothing => {}
-                    ValueSort::A => count.0 += 1,
-                    ValueSort::B => count.1 += 1,
+                    PlaceContent::Nothing => {}
+                    PlaceContent::A => count.0 += 1,
+                    PlaceContent::B => count.1 += 1,
                 }
             }
         }

@@ -31,14 +31,14 @@ pub(crate) trait OpEntry: Sized {
     /// Returns the other side.
     fn peer(&self) -> Rank;
 
-    /// Returns the facts by which operations are counted, the same for all its life.
+    /// Returns its kind, the same for all its life.
     fn kind(&self) -> OpKind;
 
     /// Returns its deadline.
     fn deadline(&self) -> Deadline;
 }
 
-/// The facts by which operations are counted.
+/// Kind of an operation, by which operations are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OpKind {
     /// A message, or an operation that the peer has asked for.

@@ -140,7 +140,7 @@ struct DirectRegion {
 pub(super) struct AllTold {
     /// Places, with a count: that of regions in GPU memory whose GPUs need a flush before NICs'
     /// writes are visible.
-    told: Waiting<DirectRegions>,
+    regions: Waiting<DirectRegions>,
     /// The number of regions that leave.
     leaving: AtomicUsize,
 }
@@ -163,23 +163,23 @@ impl DirectRegions {
 
 impl AllTold {
     pub(super) fn new() -> Self {
-        Self { told: Waiting::new(), leaving: AtomicUsize::new(0) }
+        Self { regions: Waiting::new(), leaving: AtomicUsize::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, DirectRegions> {
-        self.told.lock()
+        self.regions.lock()
     }
 
     /// Updates the counts after a region was shown or removed.
-    fn count(&self, told: &DirectRegions) {
-        self.told.set_count(told.flushes().count());
-        self.leaving.store(told.leaving.len(), Ordering::Release);
+    fn count(&self, regions: &DirectRegions) {
+        self.regions.set_count(regions.flushes().count());
+        self.leaving.store(regions.leaving.len(), Ordering::Release);
     }
 
     /// Ends a registration, and tells the ranks that know of it.
     pub(super) fn withdraw(&self, number: u64) {
-        let mut told = self.lock();
-        let Some(shown) = told.standing.remove(&number) else { return };
+        let mut regions = self.lock();
+        let Some(shown) = regions.standing.remove(&number) else { return };
         // Entries without users, as those ranks are gone.
         let (unused, used): (Vec<_>, Vec<_>) = shown.into_iter().partition(|one| one.by.is_empty());
         // Under the lock, so behind the answer with the place.
@@ -188,19 +188,19 @@ impl AllTold {
             let Some(device) = device else { continue };
             one.by.iter().for_each(|&rank| device.withdraw(rank, number));
         }
-        told.leaving.extend(used.into_iter().map(|one| (number, one)));
-        self.count(&told);
-        drop(told);
+        regions.leaving.extend(used.into_iter().map(|one| (number, one)));
+        self.count(&regions);
+        drop(regions);
         // Without the lock: the drop of a region or a device may run any code.
         drop((unused, devices));
     }
 
     /// Counts the ended registrations of a range of addresses that NICs of other ranks reach.
     pub(super) fn count_leaving(&self, range: &Range<usize>) -> usize {
-        let told = self.lock();
+        let regions = self.lock();
         let reaches =
             |one: &DirectRegion| one.range.start < range.end && range.start < one.range.end;
-        told.leaving.iter().filter(|(_, one)| reaches(one)).count()
+        regions.leaving.iter().filter(|(_, one)| reaches(one)).count()
     }
 }
 
@@ -216,11 +216,11 @@ impl Regions {
     ) -> Option<()> {
         // Declared first: it is dropped without the lock.
         let region;
-        let mut told = self.told.lock();
+        let mut regions = self.told.lock();
         // Under the lock: if the registration ends from now on, the withdrawal finds the entry.
         let agent = self.agent(number);
         region = self.find(number, 0, 0).ok()?.region().clone();
-        let shown = told.standing.entry(number).or_default();
+        let shown = regions.standing.entry(number).or_default();
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
             let exposed = match agent {
@@ -247,7 +247,7 @@ impl Regions {
             one.by.push(rank);
         }
         answer(one.exposed.place(), region.len() as u64);
-        self.told.count(&told);
+        self.told.count(&regions);
         Some(())
     }
 
@@ -256,7 +256,7 @@ impl Regions {
     /// # Errors
     /// A GPU's driver has refused: it may not be seen.
     pub(crate) fn flush(&self) -> Result<(), CopyError> {
-        if self.told.told.is_empty() {
+        if self.told.regions.is_empty() {
             return Ok(());
         }
         let mut gpus: Vec<Arc<dyn Gpu>> = Vec::new();
@@ -281,28 +281,28 @@ impl Regions {
 
     /// Returns `true` if the NIC of such a rank reaches a region whose registration has ended.
     pub(crate) fn is_leaving_to(&self, is_such: impl Fn(Rank) -> bool) -> bool {
-        let told = self.told.lock();
-        told.leaving.iter().any(|(_, one)| one.by.iter().any(|&rank| is_such(rank)))
+        let regions = self.told.lock();
+        regions.leaving.iter().any(|(_, one)| one.by.iter().any(|&rank| is_such(rank)))
     }
 
     /// Notes that a rank does not use a region through a device any more. `None`: it uses none,
     /// through none. The NIC deregisters a region without users.
     pub(crate) fn released_by(&self, rank: Rank, region: Option<u64>, device: Option<u32>) {
-        let mut told = self.told.lock();
+        let mut regions = self.told.lock();
         let is_released = |one: &DirectRegion| device.is_none_or(|device| device == one.device);
-        for (number, one) in &mut told.leaving {
+        for (number, one) in &mut regions.leaving {
             if is_released(one) && region.is_none_or(|region| region == *number) {
                 one.by.retain(|by| *by != rank);
             }
         }
         if region.is_none() {
-            for one in told.standing.values_mut().flatten().filter(|one| is_released(one)) {
+            for one in regions.standing.values_mut().flatten().filter(|one| is_released(one)) {
                 one.by.retain(|by| *by != rank);
             }
         }
-        let gone: Vec<_> = told.leaving.extract_if(.., |(_, one)| one.by.is_empty()).collect();
-        self.told.count(&told);
-        drop(told);
+        let gone: Vec<_> = regions.leaving.extract_if(.., |(_, one)| one.by.is_empty()).collect();
+        self.told.count(&regions);
+        drop(regions);
         // Outside the lock: the drop of a region may run any code.
         drop(gone);
     }

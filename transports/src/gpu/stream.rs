@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// a write that is refused was not given to the stream.
 ///
 /// ```compile_fail,E0200
-/// # use carrack_transports::gpu::{GpuEvent, Gpu, GpuError, Stream};
+/// # use carrack_transports::gpu::{Gpu, GpuError, GpuEvent, Stream};
 /// # use std::sync::Arc;
 /// #[derive(Debug)]
 /// struct Early;

@@ -196,9 +196,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[derive(Debug, Default)]
-    struct EventFlag(AtomicBool);
+    struct FlagEvent(AtomicBool);
 
-    impl EventState for EventFlag {
+    impl EventState for FlagEvent {
         fn query(&self) -> Result<bool, GpuError> {
             Ok(self.0.load(Ordering::SeqCst))
         }
@@ -208,8 +208,8 @@ mod tests {
         }
     }
 
-    fn armed(waits: &Waits, stream: usize) -> Result<Arc<EventFlag>, GpuError> {
-        let flag = Arc::new(EventFlag::default());
+    fn armed(waits: &Waits, stream: usize) -> Result<Arc<FlagEvent>, GpuError> {
+        let flag = Arc::new(FlagEvent::default());
         waits.arm(stream, || Ok(GpuEvent::new(flag.clone()))).map(|_| flag)
     }
 

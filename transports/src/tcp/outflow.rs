@@ -67,7 +67,7 @@ impl OutflowPiece {
 /// An acknowledgement of bytes that were never sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("it acknowledges {acked} bytes of {sent} that were sent")]
-pub(super) struct AckedUnsent {
+pub(super) struct UnsentAcknowledged {
     acked: u64,
     sent: u64,
 }
@@ -216,9 +216,9 @@ impl Outflow {
         &mut self,
         acked: u64,
         mut ended: impl FnMut(Body),
-    ) -> Result<(), AckedUnsent> {
+    ) -> Result<(), UnsentAcknowledged> {
         if acked > self.sent {
-            return Err(AckedUnsent { acked, sent: self.sent });
+            return Err(UnsentAcknowledged { acked, sent: self.sent });
         }
         self.acked = self.acked.max(acked);
         while self.notes.front().is_some_and(|end| *end <= self.acked) {
@@ -266,9 +266,13 @@ impl Outflow {
     ///
     /// # Errors
     /// The peer claims bytes that were not sent, or lacks some that it had acknowledged.
-    pub(super) fn resume(&mut self, at: u64, ended: impl FnMut(Body)) -> Result<(), AckedUnsent> {
+    pub(super) fn resume(
+        &mut self,
+        at: u64,
+        ended: impl FnMut(Body),
+    ) -> Result<(), UnsentAcknowledged> {
         if at < self.acked {
-            return Err(AckedUnsent { acked: at, sent: self.acked });
+            return Err(UnsentAcknowledged { acked: at, sent: self.acked });
         }
         self.acknowledge(at, ended)?;
         (self.sent, self.next) = (at, self.front());

@@ -1,9 +1,9 @@
 //! Memory of GPUs that the NIC accesses directly (GPUDirect).
 //!
-//! There are two ways: the GPU's driver exports the range as a dma-buf, or a kernel module
+//! There are two methods: the GPU's driver exports the range as a dma-buf, or a kernel module
 //! (nvidia-peermem) finds it by its address. The NIC, the GPU and the path between them decide
-//! which of them works, so both are tried, for each pair (gpu.md, dma-buf rule 1). A way that was
-//! refused before it ever worked is not tried again, and its reason is kept.
+//! which of them works, so both are tried, for each pair (gpu.md, dma-buf rule 1). A method
+//! that was refused before it ever worked is not tried again, and its reason is kept.
 
 #![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 
@@ -79,8 +79,8 @@ impl GpuMemory {
     /// Registers `len` bytes at `addr`, which lie in `region`.
     ///
     /// # Errors
-    /// The reasons why neither way works; or the memory was freed, or is of a kind that a NIC does
-    /// not reach.
+    /// The reasons why neither method works; or the memory was freed, or is of a kind that a NIC
+    /// does not reach.
     ///
     /// # Safety
     /// The memory stays allocated as long as the registration lives; or the registration is not
@@ -182,8 +182,8 @@ impl GpuMemory {
         let known = &mut all.entry(gpu).or_default()[method as usize];
         if !matches!(known, Verdict::Works) {
             if let Verdict::Refused(why) = &verdict {
-                tracing::info!(%gpu, way = method.name(), why, "the NIC does not reach a GPU's \
-                    memory so");
+                tracing::info!(%gpu, method = method.name(), why, "the NIC cannot register \
+                    this GPU's memory by this method");
             }
             *known = verdict;
         }

@@ -77,7 +77,7 @@ pub(super) struct SendingHalf {
     held: VecDeque<(u32, Held)>,
     /// Messages that wait for more, behind all that were sent. They count as one request and one
     /// message already.
-    gathered: Option<Aggregate>,
+    aggregate: Option<Aggregate>,
     /// Set if the poller knows of messages that wait.
     pub(super) is_listed: bool,
 }
@@ -99,7 +99,7 @@ impl SendingHalf {
             window: 0,
             word: (0, 0),
             held: VecDeque::new(),
-            gathered: None,
+            aggregate: None,
             is_listed: false,
         }
     }
@@ -124,7 +124,7 @@ impl SendingHalf {
         words: &CreditWords,
         bounces: &Bounces,
     ) -> Result<(), Unsent> {
-        if self.gathered.is_some() {
+        if self.aggregate.is_some() {
             return self.behind_gathered((header, bytes), completed, words, bounces);
         }
         self.room(completed, words)?;
@@ -283,7 +283,7 @@ impl SendingHalf {
     pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
         // First: after this no request reads a bounce or a buffer.
         self.queue = None;
-        if let Some(Aggregate { bounce, .. }) = self.gathered.take() {
+        if let Some(Aggregate { bounce, .. }) = self.aggregate.take() {
             bounces.give_back(bounce);
         }
         let mut ended = Vec::new();
@@ -318,7 +318,7 @@ impl SendingHalf {
 
     /// Returns the number of incomplete requests, with the one reserved for messages that wait.
     fn outstanding(&self, completed: u32) -> u32 {
-        self.posted.wrapping_sub(completed) + u32::from(self.gathered.is_some())
+        self.posted.wrapping_sub(completed) + u32::from(self.aggregate.is_some())
     }
 
     fn give_back(&mut self, completed: u32, bounces: &Bounces) {

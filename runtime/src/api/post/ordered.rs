@@ -25,7 +25,7 @@ pub(super) struct Later {
     pub(super) ready: GpuEvent,
     pub(super) runtime: Weak<Core>,
     pub(super) said: Said,
-    pub(super) what: OrderedOp,
+    pub(super) ordered: OrderedOp,
 }
 
 /// The parameters that all operations have.
@@ -35,7 +35,7 @@ pub(super) struct Said {
     pub(super) required: Option<&'static str>,
 }
 
-/// The kind of an operation, with its own parameters.
+/// Operation that begins after an event, with its own parameters.
 pub(super) enum OrderedOp {
     Put(Buffer, OwnedPlace),
     Get(Buffer, OwnedPlace),
@@ -47,7 +47,7 @@ pub(super) enum OrderedOp {
     Rest(Box<Rest>),
 }
 
-/// A `RmaPlace`, with a handle of its own.
+/// An `RmaPlace`, with a handle of its own.
 pub(super) struct OwnedPlace {
     rmr: RemoteKey,
     offset: u64,
@@ -144,7 +144,7 @@ impl Deferred for Later {
     }
 
     fn pending(&self) -> PendingOp {
-        let waits_for = match &self.what {
+        let waits_for = match &self.ordered {
             OrderedOp::Flush => "what was posted before it, and was to begin after an event",
             OrderedOp::Atomic(_, remote) if remote.is_nics() => {
                 "the way to the NIC that is its word's agent, or the event that it was ordered \
@@ -153,14 +153,14 @@ impl Deferred for Later {
             OrderedOp::Rest(_) => "room among what waits for the rank's answer",
             _ => "the event that it was ordered after",
         };
-        let size = self.what.size() as u64;
-        PendingOp { size, ..self.said.op.pending(self.what.name(), waits_for) }
+        let size = self.ordered.size() as u64;
+        PendingOp { size, ..self.said.op.pending(self.ordered.name(), waits_for) }
     }
 }
 
 impl Later {
     fn end(self, error: OpError) -> Ended {
-        self.said.op.end(self.what.into_buffer(), Some(error))
+        self.said.op.end(self.ordered.into_buffer(), Some(error))
     }
 
     /// Begins the operation: its event has fired, or failed.
@@ -172,9 +172,9 @@ impl Later {
             return Start::Done(self.end(OpError::Closed));
         };
         let runtime = Runtime::of(inner);
-        let Self { ready, runtime: weak, mut said, what } = self;
+        let Self { ready, runtime: weak, mut said, ordered } = self;
         let mut ticket = None;
-        let (outcome, what) = match what {
+        let (outcome, ordered) = match ordered {
             OrderedOp::Put(buffer, remote) => {
                 let kind = Put { buffer: Some(SendBuffer::Owned(buffer)), place: remote.place() };
                 let mut post = said.post(&runtime, device, kind);
@@ -252,11 +252,11 @@ impl Later {
             Ok(Outcome::Done(status)) => Start::Done((said.op.comp, status)),
             Ok(Outcome::Posted) => Start::InFlight(ticket),
             Ok(Outcome::Retry(_)) => {
-                Start::Again(Box::new(Self { ready, runtime: weak, said, what }))
+                Start::Again(Box::new(Self { ready, runtime: weak, said, ordered }))
             }
             Err(error) => {
                 let rank = said.op.rank;
-                let later = Self { ready, runtime: weak, said, what };
+                let later = Self { ready, runtime: weak, said, ordered };
                 Start::Done(later.end(OpError::of_post(error, rank)))
             }
         }

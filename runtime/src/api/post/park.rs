@@ -29,11 +29,11 @@ impl<K> Post<'_, K> {
     pub(super) fn park(
         &self,
         order: &Order,
-        what: OrderedOp,
+        ordered: OrderedOp,
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<(), (PostError, OrderedOp)> {
         let number = self.runtime.0.streams.number();
-        self.park_as(number, order, what, comp)
+        self.park_as(number, order, ordered, comp)
     }
 
     #[allow(clippy::result_large_err, reason = "not the hot path")]
@@ -41,18 +41,18 @@ impl<K> Post<'_, K> {
         &self,
         number: u64,
         order: &Order,
-        what: OrderedOp,
+        ordered: OrderedOp,
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<(), (PostError, OrderedOp)> {
         let inner = &self.runtime.0;
         let (ready, comp) = match order.begin(inner, comp) {
             Ok(begun) => begun,
-            Err(error) => return Err((error, what)),
+            Err(error) => return Err((error, ordered)),
         };
-        let (rank, deadline, sort) = (self.desc.rank, self.desc.deadline, what.sort());
-        let size = if sort == Sort::Receive { 0 } else { what.size() };
+        let (rank, deadline, sort) = (self.desc.rank, self.desc.deadline, ordered.sort());
+        let size = if sort == Sort::Receive { 0 } else { ordered.size() };
         let said = Said { op: self.desc.context(size, comp), required: self.desc.required };
-        let later = Later { ready, runtime: Arc::downgrade(inner), said, what };
+        let later = Later { ready, runtime: Arc::downgrade(inner), said, ordered };
         let device = self.device_inner();
         let waits = Waits::Later(Some(Box::new(later)));
         device.ordered.push(order.stream(), OrderedEntry { number, rank, sort, waits });
@@ -107,10 +107,10 @@ impl<K> Post<'_, K> {
             return Ok(BUSY);
         }
         let (buffer, remote) = (take(), OwnedPlace::of(place));
-        let what =
+        let ordered =
             if is_source { OrderedOp::Put(buffer, remote) } else { OrderedOp::Get(buffer, remote) };
-        let parked = self.park(order, what, comp);
-        parked.map_err(|(error, what)| Box::new((error, Some(what.into_buffer()))))?;
+        let parked = self.park(order, ordered, comp);
+        parked.map_err(|(error, ordered)| Box::new((error, Some(ordered.into_buffer()))))?;
         Ok(Outcome::Posted)
     }
 }
@@ -285,8 +285,8 @@ impl Post<'_, Recv<'_>> {
                 }
                 Ok(Outcome::Posted)
             }
-            Err((error, what)) => {
-                self.kind.hold(what.into_buffer());
+            Err((error, ordered)) => {
+                self.kind.hold(ordered.into_buffer());
                 Err(error)
             }
         }

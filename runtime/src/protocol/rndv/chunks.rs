@@ -20,7 +20,7 @@ pub(super) struct Sent {
     windows: VecDeque<Window>,
     /// Windows whose end the receiver is told when their chunks have completed: no message can
     /// follow these on the same queue pair.
-    apart: Vec<ChunkedWindow>,
+    chunked: Vec<ChunkedWindow>,
     /// Chunks that the NIC has.
     in_flight: usize,
     /// Bytes that may go in fragments, after the receiver's NIC has refused further windows.
@@ -33,7 +33,7 @@ pub(super) struct Sent {
     failed: Option<OpError>,
 }
 
-/// A window whose chunks are told of apart.
+/// Window whose chunks the receiver names one by one.
 #[derive(Debug)]
 struct ChunkedWindow {
     at: usize,
@@ -62,7 +62,7 @@ impl Sent {
             rx,
             sent: 0,
             windows: VecDeque::new(),
-            apart: Vec::new(),
+            chunked: Vec::new(),
             in_flight: 0,
             limit: 0,
             is_refused: false,
@@ -137,9 +137,9 @@ impl Sent {
         if in_order {
             return is_given.then_some(at);
         }
-        match self.apart.iter_mut().find(|apart| apart.at == at) {
-            Some(apart) => (apart.chunks, apart.is_given) = (apart.chunks + 1, is_given),
-            None => self.apart.push(ChunkedWindow { at, chunks: 1, is_given }),
+        match self.chunked.iter_mut().find(|window| window.at == at) {
+            Some(window) => (window.chunks, window.is_given) = (window.chunks + 1, is_given),
+            None => self.chunked.push(ChunkedWindow { at, chunks: 1, is_given }),
         }
         None
     }
@@ -167,10 +167,10 @@ impl Sent {
             self.fail(error);
             return None;
         }
-        let found = self.apart.iter().position(|apart| apart.at == at)?;
-        let apart = &mut self.apart[found];
-        apart.chunks -= 1;
-        (apart.is_given && apart.chunks == 0).then(|| self.apart.swap_remove(found).at)
+        let found = self.chunked.iter().position(|window| window.at == at)?;
+        let window = &mut self.chunked[found];
+        window.chunks -= 1;
+        (window.is_given && window.chunks == 0).then(|| self.chunked.swap_remove(found).at)
     }
 }
 

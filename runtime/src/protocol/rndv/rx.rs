@@ -37,12 +37,12 @@ pub(crate) enum Ask {
     Elsewhere,
 }
 
-/// The way of its bytes.
+/// Method by which its bytes come.
 #[derive(Debug)]
 enum RxMethod {
     /// Fragments that the CPU copies.
     Fragments,
-    /// Fragments, by way of blocks that an engine empties.
+    /// Fragments, through blocks that an engine empties.
     Staged,
     /// The sender's NIC writes all of it.
     Whole,
@@ -55,19 +55,22 @@ enum RxMethod {
 /// The scheme for the bytes, with what its first message says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scheme {
-    /// See `RxMethod`.
+    /// Fragments that the CPU copies.
     Fragments,
+    /// Fragments, through blocks that an engine empties.
     Staged,
+    /// The place of the whole message.
     Whole(RemotePlace),
     /// The place of the first chunk, and its bytes.
     Chunks(RemotePlace, usize),
+    /// A copy by the kernel.
     Copied,
 }
 
 /// Something that happens to a transfer.
 #[derive(Clone, Debug)]
 pub(crate) enum RxEvent {
-    /// The way of its bytes was chosen, for the first time or anew.
+    /// The scheme was chosen, for the first time or anew.
     Begin(Scheme),
     /// A fragment of `len` bytes has come.
     Fragment { offset: u64, len: usize },
@@ -108,7 +111,7 @@ pub(crate) enum RxAction {
     Flush,
     /// Take the buffer back from the NIC.
     TakeBack,
-    /// Choose the way of bytes that the NIC does not write: [`RxEvent::Begin`].
+    /// Choose the scheme for bytes that the NIC does not write: [`RxEvent::Begin`].
     Choose,
     /// End the operation: its bytes are here, or lost.
     Arrived,

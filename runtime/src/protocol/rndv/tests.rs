@@ -23,7 +23,7 @@ enum RndvOp {
     Get,
 }
 
-/// A way that the receiver tries first.
+/// Method that the receiver tries first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum First {
     Fragments,

@@ -28,10 +28,10 @@ pub(crate) struct RndvSender {
     method: TxMethod,
 }
 
-/// The way of its bytes.
+/// Method by which its bytes go.
 #[derive(Debug)]
 enum TxMethod {
-    /// An unknown way: the RTS has no answer yet, or the receiver copies the bytes.
+    /// An unknown method: the RTS has no answer yet, or the receiver copies the bytes.
     Offered,
     Fragments {
         /// The receiver's name for the message.

@@ -57,14 +57,14 @@ impl SendingHalf {
             return self.by_itself((header, bytes), completed, words, bounces);
         };
         let mut has_no_poller = false;
-        if self.gathered.is_none() {
+        if self.aggregate.is_none() {
             self.room(completed, words)?;
             self.give_back(completed, bounces);
             let Some(bounce) = bounces.take() else {
                 return self.by_itself((header, bytes), completed, words, bounces);
             };
             self.sent += 1;
-            self.gathered = Some(Aggregate { bounce, len: HEADER });
+            self.aggregate = Some(Aggregate { bounce, len: HEADER });
             // A poller checks the list before it sleeps. A listed message may have been sent
             // already, and the poller be asleep since.
             has_no_poller = match self.is_listed {
@@ -82,21 +82,21 @@ impl SendingHalf {
 
     /// Adds a message to those that wait. Returns `true` if no other fits.
     fn append(&mut self, record: &AggregateRecord, bounces: &Bounces) -> Result<bool, Unsent> {
-        let Some(gathered) = &mut self.gathered else { return Err(Unsent::Busy(Busy::Full)) };
+        let Some(aggregate) = &mut self.aggregate else { return Err(Unsent::Busy(Busy::Full)) };
         let (bytes, most) = (record.as_bytes(), bounces.room().min(together::MOST));
         // They wait although they are full, because the queue was full.
-        if gathered.len + bytes.len() > most {
+        if aggregate.len + bytes.len() > most {
             return Err(Unsent::Busy(Busy::Full));
         }
-        let put = bounces.append(&gathered.bounce, gathered.len, bytes);
+        let put = bounces.append(&aggregate.bounce, aggregate.len, bytes);
         put.map_err(|error| Unsent::Failed(error.to_string()))?;
-        gathered.len += bytes.len();
-        Ok(gathered.len + together::LONGEST > most)
+        aggregate.len += bytes.len();
+        Ok(aggregate.len + together::LONGEST > most)
     }
 
     /// Sends the messages that wait for more.
     pub(in crate::verbs) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
-        let Some(Aggregate { bounce, len }) = self.gathered.take() else { return Ok(()) };
+        let Some(Aggregate { bounce, len }) = self.aggregate.take() else { return Ok(()) };
         let count = Header([(len - HEADER) as u64, 0]);
         let counted = bounces.append(&bounce, 0, count.0.as_bytes());
         let posted = match counted.and_then(|_| bounces.filled(&bounce, len)) {
@@ -111,7 +111,7 @@ impl SendingHalf {
         };
         match posted {
             Ok(()) => self.held.push_back((self.posted, Held::Bounce(bounce))),
-            Err(_) => self.gathered = Some(Aggregate { bounce, len }),
+            Err(_) => self.aggregate = Some(Aggregate { bounce, len }),
         }
         posted
     }

@@ -128,7 +128,7 @@ impl Post<'_, Batch<'_>> {
             second: 0,
         };
         let end: Arc<dyn Completion> =
-            Arc::new(PackEnd { join: join.clone(), in_flight: Mutex::new(Some(in_flight)) });
+            Arc::new(PackCompletion { join: join.clone(), in_flight: Mutex::new(Some(in_flight)) });
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // The size of this pack; the join reports that of the batch.
@@ -156,7 +156,7 @@ impl Post<'_, Batch<'_>> {
             let op = OpContext { rank, size: bytes, ..op };
             let landing = device.expect_answer(runtime, packed.whole().into(), op);
             // The deadline is that of the operations in it.
-            let comp: Arc<dyn Completion> = Arc::new(PackOffered { onward, rank, landing });
+            let comp: Arc<dyn Completion> = Arc::new(PackOffer { onward, rank, landing });
             let operation = OpContext { comp: Some(comp), deadline: Deadline::NEVER, ..operation };
             ask(device, runtime, (landing, request), operation, &list);
         }
@@ -179,12 +179,12 @@ fn ask(
 }
 
 /// The end of a pack.
-struct PackEnd {
+struct PackCompletion {
     join: Arc<Join>,
     in_flight: Mutex<Option<Arc<PackedInFlight>>>,
 }
 
-impl Completion for PackEnd {
+impl Completion for PackCompletion {
     fn signal(&self, status: Status) -> Result<(), Status> {
         drop(taken(&self.in_flight));
         self.join.signal(status)
@@ -274,14 +274,15 @@ impl Completion for Answered {
     }
 }
 
-/// The owner has the list, or has refused it: then the answer does not come.
-struct PackOffered {
+/// Completion object of an offer: the owner has the list, or has refused it. After a refusal, no
+/// answer comes.
+struct PackOffer {
     onward: Onward,
     rank: Rank,
     landing: u64,
 }
 
-impl Completion for PackOffered {
+impl Completion for PackOffer {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let (Some(error), Some(runtime)) = (status.error, self.onward.runtime.upgrade()) else {
             return Ok(());
