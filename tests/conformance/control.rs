@@ -61,7 +61,7 @@ fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job
     until(&ranks, || ranks[1].probe(Rank::ANY, Tag(9)).look().unwrap() == envelope(9, 3));
     assert!(matches!(ranks[1].probe(Rank(2), Tag(1)).look(), Err(PostError::NoSuchRank { .. })));
     let PeerState::Down(cause) = ranks[1].peer_state(Rank(2)) else { panic!("it is not there") };
-    assert_eq!(cause.to_string(), "rank 2 does not exist: the job has ranks 0 to 1");
+    assert_eq!(cause.to_string(), "rank 2 does not exist: name one of the job's ranks, 0 to 1");
     assert_eq!(ranks[1].peer_down(Rank(2)), Some(cause));
     for (tag, size) in [(1, 100), (2, 50_000)] {
         let arrived = Sink::keeping();

@@ -34,11 +34,11 @@ pub(super) enum Trouble {
     /// The user ended it.
     #[error("interrupted")]
     Interrupted,
-    #[error("{0}; its output cannot be written: {1}")]
+    #[error("{0}; its output cannot be written: {1}; make room in the folder for temporary files")]
     Unwritten(ExitStatus, io::Error),
     #[error(transparent)]
     Child(#[from] ChildError),
-    #[error("its output cannot be taken: {0}")]
+    #[error("its output cannot be taken: {0}; see that files can be made in TMPDIR")]
     Unheard(io::Error),
 }
 

@@ -193,7 +193,10 @@ pub enum BootstrapError {
     },
 
     /// No job can be started from an MPI communicator.
-    #[error("no job can be started from the MPI communicator: {why}")]
+    #[error(
+        "no job can be started from the MPI communicator: {why}; `carrack run` starts one without \
+        MPI"
+    )]
     Mpi {
         /// Reason, and what to do.
         why: String,

@@ -112,7 +112,7 @@ pub enum GroupError {
     #[error("{0} is named twice: name each member once")]
     Twice(Rank),
     /// A rank does not exist.
-    #[error("{rank} does not exist: the job has ranks 0 to {last}")]
+    #[error("{rank} does not exist: name one of the job's ranks, 0 to {last}")]
     NoSuchRank {
         /// The rank.
         rank: Rank,

@@ -137,7 +137,10 @@ pub enum ProgressError {
         size: usize,
     },
     /// Memory for a large active message is short. The message was dropped, and its sender told.
-    #[error("an active message of {size} bytes from {from} was dropped for lack of memory: {why}")]
+    #[error(
+        "an active message of {size} bytes from {from} was dropped for lack of memory: {why}; make \
+        room here, and let {from} send it again"
+    )]
     NoMemory {
         /// The sender.
         from: Rank,
@@ -206,7 +209,9 @@ pub enum ResourceError {
         CARRACK_TRANSPORT", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Device(Vec<Unavailable>),
     /// The address could not be published.
-    #[error("the device's address could not be published: {0}")]
+    #[error(
+        "the device's address could not be published: {0}; correct that, and start the job again"
+    )]
     Publish(String),
     /// The wire format cannot number more.
     #[error("all {limit} {what} are in use: use one of them again")]

@@ -10,7 +10,7 @@ use carrack_transports::mem::{AtomicError, CopyError, Freed, GpuUuid, MemKind, S
 #[non_exhaustive]
 pub enum PostError {
     /// The job has no such rank.
-    #[error("{rank} does not exist: the job has ranks 0 to {last}")]
+    #[error("{rank} does not exist: name one of the job's ranks, 0 to {last}")]
     NoSuchRank {
         /// The rank asked for.
         rank: Rank,
@@ -279,7 +279,7 @@ pub enum PostError {
     )]
     Forked,
     /// The launcher did not return the address of the peer.
-    #[error("the launcher gave no address of {rank}: {why}")]
+    #[error("the launcher gave no address of {rank}: {why}; correct that, and start the job again")]
     Bootstrap {
         /// The peer.
         rank: Rank,

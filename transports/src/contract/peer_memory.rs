@@ -26,7 +26,7 @@ pub trait PeerMemory: Send + Sync {
     /// the first on, that were filled; a `read` of the next one tells its error.
     ///
     /// # Errors
-    /// Those of `read`, for the first piece.
+    /// The errors of `read`, for the first piece.
     fn read_many(&self, many: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError>;
 
     /// Copies `from`, host memory, to `addr` in the peer's process.
@@ -54,13 +54,17 @@ pub trait Splits: Send + Sync {
 pub enum PeerMemoryError {
     /// The kernel does not allow such copies, or does not know them. Nothing was copied, and later
     /// copies fail, too.
-    #[error("cross-memory copies are refused: {0}")]
+    #[error(
+        "the kernel refuses cross-memory copies: {0}; permit them, or set CARRACK_KERNEL_COPY=off"
+    )]
     Refused(String),
     /// The peer's process has ended, or it has revoked the access, as it does when it closes its
     /// device: none of the bytes count.
     #[error("cannot copy, since the peer has ended or revoked access to its memory: {0}")]
     Gone(DownCause),
     /// A single failure: an address that is not mapped.
-    #[error("a cross-memory copy failed: {0}")]
+    #[error(
+        "a cross-memory copy failed: {0}; keep the buffers of both sides until the operation ends"
+    )]
     Failed(String),
 }

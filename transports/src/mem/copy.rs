@@ -55,7 +55,10 @@ pub enum CopyError {
         src: MemKind,
     },
     /// The engine refused, or failed.
-    #[error("a copy from {src} to {dst} memory failed: {cause}")]
+    #[error(
+        "a copy from {src} to {dst} memory failed: {cause}; `carrack selftest` tests the GPUs' \
+         engines"
+    )]
     Engine {
         /// Kind of the target.
         dst: MemKind,
@@ -98,7 +101,7 @@ pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError
 /// Copies like [`copy`], on a stream: behind the work that the stream has, and before later work.
 ///
 /// # Errors
-/// Those of [`copy`], and [`CopyError::Unknown`] when neither side is GPU memory, or a side is
+/// The errors of [`copy`], and [`CopyError::Unknown`] if neither side is GPU memory, or a side is
 /// host memory that no engine reaches.
 ///
 /// # Safety
