@@ -1,9 +1,9 @@
 //! `cargo xtask bindings`: makes `transports/src/verbs/sys/bindings.rs` from rdma-core's headers.
 //!
 //! The result is checked in, so that a build of Carrack needs neither libclang nor rdma-core. All
-//! inputs are fixed here: bindgen's version and options, the Debian suite of the headers (a stable
-//! one, which does not change), and the lists of types. `--check` makes the file again and
-//! compares.
+//! inputs are fixed here: bindgen's version and options, the lists of types, and the Debian suite
+//! of the headers. The suite is a stable one, which does not change. `--check` makes the file again
+//! and compares.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ const LIBC: &str = "pthread_.*|__pthread.*|__atomic_wide.*";
 const PREFACE: &str = "\
 //! Types and numbers of rdma-core's `verbs.h`, made by `cargo xtask bindings`: not to be edited.
 //!
-//! Only items that Carrack's sources name are here, with the types that they hold; others are opaque.
+//! Only items that Carrack's sources name are here, with the types that they hold.
+//! Others are opaque.
 //! Enumerations are integers: a number which only a newer library knows is no undefined behaviour.
 //! `table` looks functions up by name.
 //! `transports/layout` compares sizes and offsets with those of other crates.

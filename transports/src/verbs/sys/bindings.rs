@@ -1,6 +1,7 @@
 //! Types and numbers of rdma-core's `verbs.h`, made by `cargo xtask bindings`: not to be edited.
 //!
-//! Only items that Carrack's sources name are here, with the types that they hold; others are opaque.
+//! Only items that Carrack's sources name are here, with the types that they hold.
+//! Others are opaque.
 //! Enumerations are integers: a number which only a newer library knows is no undefined behaviour.
 //! `table` looks functions up by name.
 //! `transports/layout` compares sizes and offsets with those of other crates.
