@@ -160,7 +160,7 @@ impl Heard {
 /// Runs `command` without printing its output, and returns its standard output.
 ///
 /// # Errors
-/// Those of [`hear`], and when the command fails; its output is in the error.
+/// The errors of [`hear`], and one if the command fails; its output is in the error.
 pub fn read(command: &mut Command, limit: Duration) -> Result<String, ChildError> {
     hear(command, limit)?.unless_failed(command)
 }

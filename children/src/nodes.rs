@@ -71,7 +71,7 @@ impl Nodes {
     /// Runs `ip` with these words on a node, and returns its output.
     ///
     /// # Errors
-    /// Those of [`read`].
+    /// The errors of [`read`].
     pub fn ip(&self, node: usize, words: &str) -> Result<String, ChildError> {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.holder(node).to_string(), "--net", "ip"]);

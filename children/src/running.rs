@@ -125,7 +125,7 @@ impl Running {
     /// milliseconds.
     ///
     /// # Errors
-    /// Those of [`ended`](Self::ended).
+    /// The errors of [`ended`](Self::ended).
     pub fn wait(
         &mut self,
         limit: Duration,

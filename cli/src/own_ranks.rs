@@ -13,7 +13,7 @@ use std::ffi::OsString;
 /// Returns `true` if a launcher started this process as a rank.
 ///
 /// # Errors
-/// Those of [`Source::find`].
+/// The errors of [`Source::find`].
 pub(crate) fn is_rank(settings: &Settings) -> Result<bool, StartError> {
     Ok(Source::find(settings)? != Source::Alone)
 }

@@ -275,8 +275,8 @@ fn notifications(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Runs the role: a put that the kernel has, and right behind it pieces over every other part, as a
-/// batch and as a strided block.
+/// Runs the role: a put that the kernel has, and right behind it pieces over every other part. The
+/// pieces are a batch, or a strided block.
 fn batches(role: &Role) {
     const PIECES: usize = 64;
     const ALL: usize = 64 * PIECES;

@@ -39,7 +39,8 @@ impl<'g> Meeting<'g> {
         }
     }
 
-    /// Polls the barrier. The caller does so after all progress, so the future needs no waker.
+    /// Polls the barrier. Returns `true` if it has ended. The caller polls after all progress, so
+    /// the future needs no waker.
     fn has_ended(&self) -> bool {
         let mut state = self.0.borrow_mut();
         let State::Begun(barrier) = &mut *state else { return true };

@@ -34,8 +34,8 @@ impl Ending {
         self.status.is_some()
     }
 
-    /// Ends the job early with this status. False when something else had ended it before: the
-    /// first cause stands, for what follows is mostly its consequence.
+    /// Ends the job early with this status. Returns `false` if something else had ended it before:
+    /// the first cause stands, for what follows is mostly its consequence.
     pub(super) fn begin(&mut self, status: u8, now: Instant) -> bool {
         if self.has_begun() {
             return false;

@@ -334,8 +334,8 @@ impl<'a> Keeper<'a> {
         self.post.died(rank, how).doing("serving a rank's bootstrap")
     }
 
-    /// Ends the job early: says why, and asks the ranks that still run to end. False when it was
-    /// ending already.
+    /// Ends the job early: says why, and asks the ranks that still run to end. Returns `false` if
+    /// it was ending already.
     fn end(&mut self, status: u8, ask: Signal, why: &str) -> bool {
         if !self.ending.begin(status, Instant::now()) {
             return false;

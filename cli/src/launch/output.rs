@@ -143,7 +143,7 @@ impl Output {
         self.write(&mut lines, &mut is_open, report);
     }
 
-    /// Takes new orders. False when there will be no more.
+    /// Takes new orders. Returns `false` if there will be no more.
     fn take_orders(&mut self, bytes: &mut [u8], lines: &mut Vec<u8>) -> bool {
         let _ = read(&self.woken, bytes);
         loop {

@@ -257,7 +257,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
         command.args(options.transport.map(|transport| format!("--transport={transport}")));
         tie(&mut command);
         match command.status() {
-            // Between two tables an empty line, by which it shows whether anybody still reads them.
+            // An empty line between two tables. Its write fails once no program reads them.
             Ok(status) if status.success() => match io::stdout().write_all(b"\n") {
                 Ok(()) => {}
                 Err(error) if is_closed_pipe(&error) => break,

@@ -31,7 +31,7 @@ impl Runtime {
     }
 }
 
-/// See [`Runtime::drive`].
+/// Future that makes progress on all devices: [`Runtime::drive`] returns it.
 #[must_use = "no progress is made until an executor runs this"]
 pub struct Drive {
     runtime: Weak<Core>,

@@ -21,14 +21,14 @@ impl Runtime {
         self.0.progress(&self.0.default_device().0)
     }
 
-    /// Makes progress on one device.
+    /// Makes progress on one device. Returns `true` if anything moved.
     #[inline]
     pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
         self.0.note_driven();
         self.0.progress(&device.0)
     }
 
-    /// Makes progress on all devices.
+    /// Makes progress on all devices. Returns `true` if anything moved.
     pub fn progress_all(&self) -> Result<bool, ProgressError> {
         self.0.note_driven();
         self.0.progress_everything()

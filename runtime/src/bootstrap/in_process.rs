@@ -62,7 +62,7 @@ impl InProcess {
     ///
     /// # Errors
     ///
-    /// Those of [`job`](Self::job).
+    /// The errors of [`job`](Self::job).
     pub fn alone() -> Result<Self, BootstrapError> {
         let shared = Arc::new(SharedJob::new(1)?);
         Ok(Self { rank: 0, fence_turn: Mutex::default(), shared })

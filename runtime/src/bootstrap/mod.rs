@@ -116,7 +116,7 @@ pub trait Bootstrap: Send + Sync {
     /// [`get`](Self::get) names only the first rank that is lost.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     fn check(&self, _rank: u32) -> Result<(), BootstrapError> {
         Ok(())
     }

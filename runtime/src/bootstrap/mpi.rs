@@ -79,7 +79,7 @@ impl MpiComm<'_> {
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::Mpi`] when there is no such job, and those of other bootstraps over TCP.
+    /// [`BootstrapError::Mpi`] if there is no such job, and the errors of bootstraps over TCP.
     pub fn join(self, settings: &Settings) -> Result<FromEnvironment, BootstrapError> {
         exchange::meet(failed, self.connect(Some(settings.bootstrap()))?, settings)
     }

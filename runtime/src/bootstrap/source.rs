@@ -116,8 +116,8 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// Those of [`FromLauncher::from_env`], [`FromEnvironment::from_env`], [`InProcess::alone`];
-    /// [`BootstrapError::Exchange`] of the other launchers.
+    /// The errors of [`FromLauncher::from_env`], [`FromEnvironment::from_env`],
+    /// [`InProcess::alone`]; [`BootstrapError::Exchange`] of the other launchers.
     pub fn join(self, settings: &Settings) -> Result<Box<dyn Bootstrap>, BootstrapError> {
         match self {
             Self::Carrack => boxed(FromLauncher::from_env()?),

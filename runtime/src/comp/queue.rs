@@ -23,8 +23,8 @@ pub struct Statuses {
 }
 
 impl Statuses {
-    /// Adds the result of `make`, built in place. `false`: there is no room, and `make` was not
-    /// called.
+    /// Adds the result of `make`, built in place. Returns `false` if there is no room; `make` was
+    /// not called then.
     #[inline(always)]
     pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
         self.queue.push_made(make)

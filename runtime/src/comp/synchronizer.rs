@@ -32,8 +32,8 @@ impl Gathered {
         self.statuses.lock()
     }
 
-    /// Adds the status that `make` makes. `false`: there is no room, or another thread has the
-    /// lock, and `make` was not called.
+    /// Adds the status that `make` makes. Returns `false` if there is no room, or another thread
+    /// has the lock; `make` was not called then.
     #[inline(never)]
     pub(crate) fn push_made(&self, make: &mut dyn FnMut() -> Status) -> bool {
         let statuses = self.statuses.try_lock();

@@ -153,7 +153,8 @@ mod tests {
         Payload::Aside(bytes.to_vec())
     }
 
-    /// Steps until nothing moves any more, and the engine is done.
+    /// Steps until nothing moves any more, and the engine is done. Returns `true` if all bytes are
+    /// in place.
     fn settled(inflow: &mut Inflow, buffer: &mut Buffer, staging: &Staging) -> bool {
         loop {
             let stepped = inflow.step(buffer, staging, true).unwrap();

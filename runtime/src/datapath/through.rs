@@ -96,7 +96,7 @@ impl Moving {
         }
     }
 
-    /// Polls as [`poll`](Self::poll), without the outcome.
+    /// Polls as [`poll`](Self::poll), without the outcome. Returns `true` if the copy has ended.
     #[inline]
     pub(crate) fn has_ended(&mut self, first: bool) -> bool {
         match self {

@@ -83,7 +83,7 @@ impl std::fmt::Debug for Receive {
     }
 }
 
-/// A receive that waits, to withdraw it by. See [`Runtime::cancel`](crate::Runtime::cancel).
+/// Name of a receive that waits, by which [`Runtime::cancel`](crate::Runtime::cancel) withdraws it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
     pub(crate) engine: u16,

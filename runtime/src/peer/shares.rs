@@ -134,7 +134,7 @@ impl Drop for Share {
     }
 }
 
-/// See [`Share::others`].
+/// State of the pieces that the sender took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OtherPieces {
     /// Some are still being written.

@@ -10,6 +10,7 @@ use carrack_transports::contract::Batch;
 
 impl Core {
     /// Makes progress for a caller that returns its errors, and those that were kept before.
+    /// Returns `true` if anything moved.
     #[inline]
     pub(crate) fn progress(&self, device: &Port) -> Result<bool, ProgressError> {
         self.pass::<true>(device)
@@ -24,7 +25,7 @@ impl Core {
         }
     }
 
-    /// Keeps an error, unless it is the call itself that is refused.
+    /// Keeps an error, and returns `true`, unless the call itself is refused.
     #[cold]
     pub(crate) fn kept(&self, error: ProgressError) -> Result<bool, ProgressError> {
         if matches!(error, ProgressError::Forked | ProgressError::InHandler) {

@@ -139,7 +139,7 @@ impl Core {
 
     #[inline]
     pub(crate) fn default_device(&self) -> &Device {
-        // Set before `start` gives the runtime to anybody.
+        // Set before `start` gives the runtime out.
         match self.default_device.get() {
             Some(device) => device,
             None => unreachable!("a runtime is handed out with its default device"),

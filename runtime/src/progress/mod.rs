@@ -191,7 +191,8 @@ struct InOrder<'a> {
 }
 
 impl Matcher for InOrder<'_> {
-    /// Takes a message that ends its receive at once, as most short ones do.
+    /// Takes a message that ends its receive at once, as most short ones do. Returns `false` if it
+    /// does not.
     #[inline]
     fn match_alone(&mut self, message: &SmallArrival) -> bool {
         Message::is_send(message.header) && self.ends_short(message)
@@ -209,14 +210,14 @@ impl Matcher for InOrder<'_> {
 }
 
 impl InOrder<'_> {
-    /// Ends the receive that a short message meets. Apart, so that other messages do not pay for
-    /// it.
+    /// Ends the receive that a short message meets. Returns `true` if it has ended. Apart, so that
+    /// other messages do not pay for it.
     #[inline(never)]
     fn ends_short(&mut self, message: &SmallArrival) -> bool {
         self.ends::<ALONE>(message.from, message.header, MemRef::host(message.bytes.as_slice()))
     }
 
-    /// Ends the receive that a message meets.
+    /// Ends the receive that a message meets. Returns `true` if it has ended.
     #[inline(always)]
     fn ends<const HOW: u8>(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
         let Pass { inner, device, .. } = self.pass;

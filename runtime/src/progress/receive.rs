@@ -28,8 +28,9 @@ impl Receive {
         self.meets_small((from, tag, bytes), met)
     }
 
-    /// Takes a message, and tells the completion object, if that is all there is to do. The CPU can
-    /// copy the message, and the object is plain and has room. Otherwise returns `false`. Except
+    /// Takes a message, and tells the completion object. Returns `true` if that is all there was to
+    /// do: the CPU can copy the message, and the object is plain and has room. Else nothing is
+    /// told. Except
     /// `IN_BATCH` the receive then waits on, and another thread may cancel it, so its buffer stays
     /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
     #[inline(always)]
@@ -107,7 +108,7 @@ fn status<const HOW: u8>(
     Status { rank: from, tag, size, user_context, buffer, error: None }
 }
 
-/// Copies a message, unless it is too long, or an engine is needed.
+/// Copies a message. Returns `false` if it is too long, or an engine is needed.
 #[inline(always)]
 fn is_copied(to: &mut Buffer, bytes: MemRef<'_>) -> bool {
     to.view_mut().is_some_and(|to| copy_now(to, bytes).is_ok())

@@ -30,7 +30,7 @@ use table::Keys;
 /// A NIC that meets an invalid key ends its connection. So the owner's NIC keeps the key until the
 /// ranks that use it have answered the withdrawal, which is sent before the drop returns. An
 /// operation by such a NIC fails if it begins behind a collective of both ranks that the owner
-/// entered after the drop, or behind a later message of the owner's on the same device.
+/// entered after the drop. It also fails behind a later message of the owner's on the same device.
 #[must_use = "a registration ends when this is dropped"]
 pub struct Mr {
     region: Region,

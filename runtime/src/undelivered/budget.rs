@@ -85,7 +85,7 @@ impl UnexpectedBudget {
     }
 
     /// Adds as [`charge`](Self::charge), for a message that waits for room in its completion
-    /// object.
+    /// object. Returns `true` if its sender has to hold.
     pub(crate) fn charge_delivery(&self, kept: Kept) -> bool {
         self.undelivered.fetch_add(kept.bytes, Ordering::Relaxed);
         self.charge(kept)

@@ -183,7 +183,7 @@ pub(super) fn room(
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Placement {
     pub(super) ordinal: usize,
-    /// See [`Allocation::window`].
+    /// Device in whose window it lies.
     pub(super) window: usize,
     pub(super) base: usize,
     pub(super) len: usize,

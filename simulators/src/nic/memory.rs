@@ -264,8 +264,8 @@ impl Regions {
     /// Registers memory behind a descriptor.
     ///
     /// # Errors
-    /// As [`register`](Self::register), and those of mapping the descriptor. A descriptor that the
-    /// CPU cannot map is out of a simulated NIC's reach.
+    /// The errors of [`register`](Self::register), and of mapping the descriptor. A descriptor that
+    /// the CPU cannot map is out of a simulated NIC's reach.
     pub(super) fn register_descriptor(
         &self,
         domain: Domain,

@@ -89,7 +89,7 @@ fn hear(mut wire: &UnixStream) -> Vec<u8> {
     bytes
 }
 
-/// Waits for the other side; false when it has hung up.
+/// Waits for the other side. Returns `false` if it has hung up.
 fn told_to_go_on(mut wire: &UnixStream) -> bool {
     let mut len = [0; 4];
     let mut words = [0; 5];

@@ -418,9 +418,9 @@ fn limit(spare: usize) -> Vec<File> {
 }
 
 enum Meeting {
-    /// There was what it took.
+    /// A meeting with enough descriptors.
     Smooth,
-    /// The message came when there was.
+    /// A message that came once the limit was raised.
     Late,
 }
 

@@ -88,13 +88,14 @@ struct Peer {
     taken: Mutex<Vec<Message>>,
     /// The buffers that its link has, until its device closes.
     given: Mutex<Vec<(OpToken, Buffer)>>,
-    /// Says whether it takes a message, in the call that submits it. Without, it takes all.
+    /// Test of a message, in the call that submits it: `true` if the peer takes it. Without one, it
+    /// takes all.
     taking: Mutex<Option<Arc<Taking>>>,
     memory: OnceLock<Arc<dyn PeerMemory>>,
     splits: OnceLock<Arc<dyn Splits>>,
-    /// Its link has a NIC that reaches buffers.
+    /// The NIC of its link, if that reaches buffers.
     exposing: Mutex<Option<Arc<Exposing>>>,
-    /// It may still be copying from and to this process.
+    /// `true` while it may copy from and to this process.
     may_copy: AtomicBool,
 }
 

@@ -54,8 +54,8 @@ impl TestDriver {
     }
 }
 
-/// Prints why a test does not run on real GPUs, where `carrack selftest` finds it. Whether it does
-/// not.
+/// Returns `true` if the GPUs are real, and prints then why a test does not run on them.
+/// `carrack selftest` finds that line.
 pub fn is_for_simulated_only(why: &str) -> bool {
     if are_real() {
         println!("skipped: on real GPUs {why}");

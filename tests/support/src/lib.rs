@@ -285,8 +285,8 @@ pub fn random(rng: &mut SmallRng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns bytes that anyone can make from a number, to check what came without having kept what
-/// was sent.
+/// Returns bytes that each side makes from a number. The receiver checks what came, and the sender
+/// keeps nothing.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     random(&mut SmallRng::seed_from_u64(seed), len)
 }

@@ -42,7 +42,7 @@ pub(crate) struct ChunkFixture {
     pub(crate) ranks: Vec<Runtime>,
     pub(crate) nics: Vec<Arc<SimulatedNic>>,
     pub(crate) devices: [usize; 2],
-    /// When the links were up.
+    /// Counters at the time when the links were up.
     begun: [MemoryCounters; 2],
 }
 

@@ -18,7 +18,7 @@ const RANKS: u32 = 1000;
 /// more.
 const DESCRIPTORS: u64 = 16;
 
-/// Has this process open as many descriptors as it needs, if it may.
+/// Raises this process's limit on descriptors to `count`. Returns `true` if it may open as many.
 fn may_open(count: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= count) {

@@ -37,7 +37,7 @@ impl ReceivePair {
         Self { link, sides, sent: 0, got: 0 }
     }
 
-    /// Sends a message, if there is room.
+    /// Sends a message. Returns `false` if there is no room.
     fn send(&mut self, len: usize) -> bool {
         let sent = submit(&self.link, [self.sent, len as u64], &pattern(self.sent, len)).unwrap();
         self.sent += u64::from(matches!(sent, Submit::Done));

@@ -35,7 +35,7 @@ impl GatherPair {
         Self { link, sides, sent: 0, got: 0, kept: None, down: None }
     }
 
-    /// Sends one message, perhaps with word that more follow. Whether there was room.
+    /// Sends one message, perhaps with word that more follow. Returns `false` if there is no room.
     fn send(&mut self, len: usize, more: bool) -> bool {
         let submit = if more { submit_with_more } else { submit };
         match submit(&self.link, [self.sent, len as u64], &pattern(self.sent, len)).unwrap() {
@@ -46,7 +46,7 @@ impl GatherPair {
         true
     }
 
-    /// Messages of which each says that more follow.
+    /// Sends messages of which each says that more follow.
     fn gather(&mut self, count: u64) {
         for _ in 0..count {
             // The peer may have to open its send window again.

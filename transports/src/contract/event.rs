@@ -303,7 +303,8 @@ pub trait Matcher {
     }
 
     /// Takes a message that has come alone, from its place in memory that this process shares with
-    /// the sender, as [`match_alone`](Self::match_alone) takes a short one.
+    /// the sender, as [`match_alone`](Self::match_alone) takes a short one. Returns `false` if it
+    /// goes into the batch.
     fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
         let _ = (from, header, bytes);
         false

@@ -285,7 +285,7 @@ pub trait Link: Send + Sync {
     /// buffer; before it is given, the link has released its share.
     ///
     /// # Errors
-    /// Those of [`submit`](Self::submit).
+    /// The errors of [`submit`](Self::submit).
     fn put_chunk(
         &self,
         to: RemotePlace,

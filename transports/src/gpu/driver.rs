@@ -36,7 +36,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Returns the devices as [`devices`](Self::devices) does, but initialises nothing.
     ///
     /// # Errors
-    /// As those of `devices`, or `NOT_INITIALIZED`.
+    /// The errors of `devices`, or `NOT_INITIALIZED`.
     fn devices_in_use(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
         self.devices()
     }

@@ -77,13 +77,13 @@ pub struct Handle {
 /// Key by which a driver opens an allocation.
 #[derive(Debug)]
 pub enum HandleKey {
-    /// See [`HandleForm::Bytes`].
+    /// Bytes of legacy CUDA IPC.
     Bytes([u8; 64]),
-    /// See [`HandleForm::Fd`].
+    /// File descriptor of the memory.
     Fd(OwnedFd),
-    /// See [`HandleForm::Pool`].
+    /// File descriptor of a memory pool, and the bytes that name a pointer of it.
     Pool(OwnedFd, [u8; 64]),
-    /// See [`HandleForm::Fabric`].
+    /// Bytes that another node of the NVLink fabric can open.
     Fabric([u8; 64]),
 }
 

@@ -302,7 +302,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// addresses, so that several openings lie there without a gap.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open), and those of [`allocate_at`](Self::allocate_at) for the
+    /// The errors of [`open`](Self::open), and of [`allocate_at`](Self::allocate_at) for the
     /// place.
     fn open_at(
         &self,

@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(pieces.iter().map(|(_, _, len)| len).collect::<Vec<_>>(), [4]);
     }
 
-    /// Places in memory of which nothing is touched.
+    /// Adds pieces in memory of which nothing is touched. Returns `true` if they were kept.
     fn extend(pieces: &mut Pieces, rooms: (usize, usize), what: &[(usize, usize, usize)]) -> bool {
         let (to, from) = (without_provenance_mut(0x1000), without_provenance(0x9008));
         pieces.extend((to, rooms.0), (from, rooms.1), what, |&place| place)

@@ -260,7 +260,8 @@ impl GpuWord {
     }
 }
 
-/// Compares as streams do: the difference is taken as a signed number.
+/// Returns `true` if `held` has reached `value`. Streams compare so: the difference is a signed
+/// number.
 fn has_reached(held: u64, value: u64) -> bool {
     held.wrapping_sub(value).cast_signed() >= 0
 }

@@ -186,7 +186,7 @@ impl Together {
     /// Begins all copies on a stream: behind the work that the stream has, and before later work.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     pub fn start_on(self, stream: &dyn Stream) -> Result<Transfer, CopyError> {
         // SAFETY: as in `start`.
         let begun = unsafe { stream.copy_pieces(&self.pieces) };

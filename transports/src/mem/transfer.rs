@@ -57,7 +57,7 @@ impl Transfer {
     /// [`start`](Self::start), with fewer moves.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     #[inline]
     pub fn between(dst: RegionSlice, src: RegionSlice) -> Result<Self, Box<Refused>> {
         // SAFETY: the event is waited for before the buffers go.
@@ -75,7 +75,7 @@ impl Transfer {
     /// Begins the copy of `len` bytes. The offsets next to the buffers are in bytes.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start), and one for a source that ends before `len` bytes.
+    /// The errors of [`start`](Self::start), and one for a source that ends before `len` bytes.
     pub fn start_part(
         dst: (Buffer, usize),
         src: (Buffer, usize),
@@ -89,7 +89,7 @@ impl Transfer {
     /// later work.
     ///
     /// # Errors
-    /// Those of `start`, and one for a side that a stream's engine does not reach.
+    /// The errors of `start`, and one for a side that a stream's engine does not reach.
     pub fn start_on(stream: &dyn Stream, dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
         // SAFETY: as in `start`.

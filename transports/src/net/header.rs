@@ -64,7 +64,7 @@ impl Protocol {
     /// Reads a message: its kind and its body.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the message, in words.
     pub fn read<'a>(&self, bytes: &'a [u8]) -> Result<(u32, &'a [u8]), String> {
         let known = bytes.len().min(MAGIC.len());
         if bytes[..known] != MAGIC[..known] {

@@ -69,7 +69,7 @@ impl Frame {
     /// Decodes a head. `longest`: bytes of the longest message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the head, in words.
     pub fn decode(bytes: [u8; HEAD], longest: usize) -> Result<Self, String> {
         let head: FrameHead = zerocopy::transmute!(bytes);
         let kind_and_length = head.kind_and_length.get();

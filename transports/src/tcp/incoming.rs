@@ -115,7 +115,7 @@ impl Incoming {
     /// Takes in what has come.
     ///
     /// # Errors
-    /// What the sender did against the protocol, or the connection's error.
+    /// The sender's violation of the protocol, or the connection's error.
     pub(super) fn read(
         &mut self,
         socket: Option<&WatchedStream>,

@@ -74,7 +74,7 @@ impl Hello {
     /// Reads an introduction.
     ///
     /// # Errors
-    /// What is wrong with the message.
+    /// The fault of the message, in words.
     pub(super) fn read(expected: u32, message: &[u8]) -> Result<Self, String> {
         match PROTOCOL.read(message)? {
             (kind, body) if kind == expected => match Self::read_from_bytes(body) {

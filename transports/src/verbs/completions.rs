@@ -28,7 +28,8 @@ impl RdmaPolling {
         }
     }
 
-    /// Takes a message in, if it is short and came by itself: the most frequent path.
+    /// Takes a message in. Returns `false` if it is not short, or did not come by itself. The most
+    /// frequent path.
     #[inline(always)]
     fn arrived_short(&mut self, at: usize, batch: &mut Batch) -> bool {
         let Self { space, entries, receives, owing, .. } = self;

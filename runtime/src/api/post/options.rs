@@ -177,7 +177,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Takes the buffer of a failed message back, if it comes back.
+    /// Takes the buffer of a failed message back, if it comes back. Returns `true` if it has one.
     pub(super) fn take_back(&mut self, buffer: Buffer) -> bool {
         if !matches!(buffer, Buffer::Empty) {
             self.buffer = Some(SendBuffer::Owned(buffer));

@@ -101,8 +101,8 @@ pub(super) fn listen_alone(invitation: &Invitation) -> Result<TcpListener, Boots
     })
 }
 
-/// Returns the error of a second rank 0 on another machine than the first: it has a port of its
-/// own, and the address of rank 0 leads to the first. That one is told.
+/// Returns the error of a second rank 0 on another machine than the first. It has a port of its
+/// own, and the address of rank 0 leads to the first, which is told.
 pub(super) fn twin_elsewhere(invitation: &Invitation, salt: &Salt) -> Option<BootstrapError> {
     let is_elsewhere = |address: &SocketAddr| TcpListener::bind((address.ip(), 0)).is_err();
     twin(invitation, salt, is_elsewhere)

@@ -34,12 +34,12 @@
 //! # Ends
 //!
 //! A rank whose connection ends without its announcement is lost ([`BootstrapError::RankGone`] for
-//! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process ends the job if
-//! it calls as a missing rank with another secret or size, or as a rank that is there already,
-//! while ranks are missing. All ranks are told at once. Rank 0 tells those, too, that come within
-//! three seconds after its end. A second rank 0 calls the first. [`finish`](Bootstrap::finish) of
-//! rank 0 waits until all others have finished or are lost, so rank 0 is the last, as in MPI. Start
-//! several ranks of one process in threads of their own.
+//! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. While ranks are
+//! missing, a process ends the job by a call as one of them with another secret or size. A call as
+//! a rank that is there already ends it as well. All ranks are told at once. Rank 0 tells those,
+//! too, that come within three seconds after its end. A second rank 0 calls the first.
+//! [`finish`](Bootstrap::finish) of rank 0 waits until all others have finished or are lost, so
+//! rank 0 is the last, as in MPI. Start several ranks of one process in threads of their own.
 //!
 //! | module | idea |
 //! |---|---|
@@ -114,7 +114,7 @@ impl FromEnvironment {
     ///
     /// # Errors
     ///
-    /// Those of [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn join(invitation: &Invitation) -> Result<Self, BootstrapError> {
         Self::enter(invitation, None)
     }

@@ -242,7 +242,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Checks that a refused post was one to a rank that has ended.
+    /// Checks that a refused post was one to a rank that has ended. Returns `false`: nothing was
+    /// begun.
     #[track_caller]
     fn lost(&mut self, at: usize, error: &PostError) -> bool {
         let peer = &mut self.peers[at];
@@ -434,7 +435,7 @@ impl<'a> Lane<'a> {
         buffer
     }
 
-    /// Notes what a post came to. Whether it was begun.
+    /// Notes the outcome of a post. Returns `true` if the operation was begun.
     #[track_caller]
     fn begun(
         &mut self,

@@ -62,7 +62,7 @@ fn two_that_hold_the_secret_prove_it_to_each_other() {
 fn a_wrong_secret_on_either_side_is_noticed_by_the_other() {
     let (_, (end, _)) = converse(dialer(b"another secret.."), listener(SECRET));
     assert_eq!(end.unwrap_err(), Unproven::Secret);
-    // A listener that lets anybody in cannot prove itself.
+    // A listener that lets any dialer in cannot prove itself.
     let (mut dialer, listener) = (dialer(SECRET), listener(b"another secret.."));
     dialer.hear(&listener.opening()).unwrap();
     let theirs = dialer.mine;

@@ -9,8 +9,8 @@
 //! | `pack` | small pieces that their owner has to reach, many in one message |
 //! | `rest` | the operations of their own, as many at a time as there is room for |
 //!
-//! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one
-//! call of the driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)). A
+//! Where the memory is mapped and a GPU's engine copies, it gets all pieces in one call of the
+//! driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)). A
 //! strided block takes one call as well. Copies to and from pageable host memory go through pinned
 //! blocks, one call for each of those. Between host memory the CPU copies the pieces in a loop.
 //! Small pieces that their owner has to reach go many in one message. All others (long ones, and
@@ -164,7 +164,7 @@ impl Runtime {
     }
 
     /// Fills a strided block of a region of this rank from one of the same shape in the memory of
-    /// `rank`: as [`post_put_strided`](Self::post_put_strided), the other way.
+    /// `rank`. It is [`post_put_strided`](Self::post_put_strided) the other way.
     ///
     /// # Errors
     /// As there.
