@@ -7,9 +7,8 @@
 //! ```
 
 use carrack::{AsCompletion, Counter, Handler, Rank, Runtime};
-use std::error::Error;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank(), runtime.size());
 

@@ -31,6 +31,15 @@ impl Tag {
     pub const ANY: Self = Self(u64::MAX);
 }
 
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::ANY {
+            return f.write_str("any tag");
+        }
+        write!(f, "tag {}", self.0)
+    }
+}
+
 /// A completion object of another rank, as it registered it. The value is a number of 20 bits, and
 /// above it a generation of 11. Of a text it is 31 bits of the hash, with the highest bit set.
 ///
@@ -128,6 +137,7 @@ mod tests {
     #[test]
     fn a_wildcard_is_printed_as_what_it_means() {
         assert_eq!(format!("{}, {}", Rank(4), Rank::ANY), "rank 4, any rank");
+        assert_eq!(format!("{}, {}", Tag(4), Tag::ANY), "tag 4, any tag");
     }
 
     #[test]

@@ -169,6 +169,10 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
     for _ in 0..2 {
         let error = send.try_submit().unwrap_err();
         assert!(matches!(error, PostError::PeerDown { rank: Rank(0), .. }), "{error}");
+        // It would vouch for puts that have ended with the rank.
+        let mut flush = ranks[0].post_flush(Rank(0)).comp(&sink);
+        let error = flush.try_submit().unwrap_err();
+        assert!(matches!(error, PostError::PeerDown { rank: Rank(0), .. }), "{error}");
     }
     settle(&ranks);
     assert_eq!(sink.count(), 0);

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 /// Time between the request to end and the kill.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
+/// Time within which signals count as one: `timeout` signals its child, then its whole group.
+const TOGETHER: Duration = Duration::from_millis(100);
+
 /// An action that is due at a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
@@ -46,6 +49,11 @@ impl Ending {
         true
     }
 
+    /// Returns `true` if the job has just begun to end.
+    pub(super) fn has_just_begun(&self, now: Instant) -> bool {
+        self.kill_at.is_some_and(|at| at + TOGETHER > now + GRACE)
+    }
+
     /// Returns an action that is due by now, each once.
     pub(super) fn due(&mut self, now: Instant) -> Option<Due> {
         if self.kill_at.take_if(|at| *at <= now).is_some() {
@@ -82,6 +90,15 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_signal_that_comes_right_behind_another_is_the_same() {
+        let (mut ending, now) = (Ending::new(None), Instant::now());
+        assert!(!ending.has_just_begun(now));
+        assert!(ending.begin(143, now));
+        assert!(ending.has_just_begun(now + TOGETHER / 2));
+        assert!(!ending.has_just_begun(now + TOGETHER));
+    }
 
     #[test]
     fn a_job_that_nothing_ended_succeeds() {

@@ -293,7 +293,8 @@ impl<'a> Keeper<'a> {
         }
         self.stand_in = None;
         let name = signals::name(signal);
-        if !self.end(signals::exit_status(signal), to_send, &format!("got {name}")) {
+        let is_first = self.end(signals::exit_status(signal), to_send, &format!("got {name}"));
+        if !is_first && !self.ending.has_just_begun(Instant::now()) {
             self.kill(&format!("got {name} again"));
         }
     }

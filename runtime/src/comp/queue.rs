@@ -55,7 +55,11 @@ impl Completion for Statuses {
 }
 
 impl CompQueue {
-    /// Returns a queue for at least `length` statuses, rounded up to a power of two.
+    /// Returns a queue for at least `length` statuses, rounded up to a power of two, at least two.
+    ///
+    /// # Panics
+    ///
+    /// If memory cannot hold as many.
     pub fn new(length: usize) -> Self {
         let handle = Arc::new(());
         let queue =

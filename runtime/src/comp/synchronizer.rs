@@ -76,6 +76,10 @@ impl Completion for Gathered {
 
 impl Synchronizer {
     /// Returns a synchronizer for `threshold` operations, at least one.
+    ///
+    /// # Panics
+    ///
+    /// If memory cannot hold as many statuses.
     pub fn new(threshold: usize) -> Self {
         let threshold = threshold.max(1);
         let statuses = Mutex::new(Vec::with_capacity(threshold));

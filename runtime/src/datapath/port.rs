@@ -23,7 +23,8 @@ use std::sync::Arc;
 pub(crate) const NO_COMP: RemoteComp = RemoteComp(0);
 
 /// A set of resources: an address on each transport, links to peers, packets. Threads with a device
-/// each do not contend. Clones are handles to the same device.
+/// each do not contend. Clones are handles to the same device, which lives as long as its runtime,
+/// whether handles are left or not.
 ///
 /// The devices of a job are numbered in the order in which they are made. Those of one number talk
 /// to each other, so all ranks must make them alike.

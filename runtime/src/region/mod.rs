@@ -25,7 +25,8 @@ use table::Keys;
 
 /// A registered region. The registration ends when this is dropped, or by
 /// [`Runtime::deregister_memory`](crate::Runtime::deregister_memory). Operations that other ranks
-/// begin afterwards fail, and the memory is given back once no process has it mapped.
+/// begin afterwards fail, and the memory is given back once no process has it mapped. Where peers
+/// map memory that is registered several times, its keys work until the last registration ends.
 ///
 /// A NIC that meets an invalid key ends its connection. So the owner's NIC keeps the key until the
 /// ranks that use it have answered the withdrawal, which is sent before the drop returns. An

@@ -83,8 +83,13 @@ unsafe impl<T: Send> Sync for Queue<T> {}
 
 impl<T> Queue<T> {
     /// Makes a queue for at least `capacity` values (rounded up to a power of two, at least two).
+    ///
+    /// # Panics
+    ///
+    /// If memory cannot hold as many.
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(2).next_power_of_two();
+        let capacity = capacity.max(2).checked_next_power_of_two();
+        let capacity = capacity.expect("a queue of more values than memory holds");
         let cell =
             |at| Cell { turn: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
         let filled = CachePadded::new(AtomicUsize::new(0));

@@ -180,18 +180,25 @@ impl Post<'_, ToFlush> {
         };
         self.begin_or_wait(at_once, |this, comp| match is_ordered(this) {
             true => this.begin_in_order(this.order.as_deref(), comp),
-            false => Ok(this.begin_flush(comp)),
+            false => this.begin_flush(comp),
         })
     }
 
-    pub(super) fn begin_flush(&self, comp: Option<&Arc<dyn Completion>>) -> Outcome {
-        let device = self.device_inner();
+    pub(super) fn begin_flush(
+        &self,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let (device, rank) = (self.device_inner(), self.desc.rank);
+        // Earlier puts have ended with the rank, and not all of them are visible.
+        if let Some(cause) = device.known_route(rank).and_then(|route| route.down()) {
+            return Err(PostError::PeerDown { rank, cause: cause.clone() });
+        }
         let before = device.transfers.now();
-        if !device.has_memory_operations(self.desc.rank, before) {
-            return self.done(0, Buffer::Empty);
+        if !device.has_memory_operations(rank, before) {
+            return Ok(self.done(0, Buffer::Empty));
         }
         let operation = self.desc.context(0, comp.cloned());
         Flush { before, operation, releases: None }.begin(&self.runtime.0, device);
-        Outcome::Posted
+        Ok(Outcome::Posted)
     }
 }

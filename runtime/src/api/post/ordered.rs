@@ -205,8 +205,7 @@ impl Later {
             }
             OrderedOp::Flush => {
                 let post = said.post(&runtime, device, super::atomic::ToFlush::new());
-                let begun = post.begin_flush(said.op.comp.as_ref());
-                (Ok(begun), OrderedOp::Flush)
+                (post.begin_flush(said.op.comp.as_ref()), OrderedOp::Flush)
             }
             OrderedOp::Recv(buffer, policy, engine) => {
                 let matching = Match { policy, is_named: false, engine: Some(&engine) };

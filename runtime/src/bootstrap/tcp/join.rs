@@ -50,6 +50,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Time limit of rank 0's search for another rank 0, which is there or not.
 const TWIN: Duration = Duration::from_secs(1);
 
+/// Time after which a rank that waits for rank 0 says so on stderr.
+const TELL_AFTER: Duration = Duration::from_secs(5);
+
 /// The first and the longest pause between two tries; each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
@@ -169,7 +172,7 @@ enum JoinFailure {
 impl Search<'_> {
     /// Tries all addresses in turn, again and again, until rank 0 admits this rank.
     fn reach(&self) -> Result<Joined, BootstrapError> {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, begun, mut is_said) = (FIRST_PAUSE, Instant::now(), false);
         loop {
             let mut why = String::from("its name has no address");
             for host in &self.invitation.hosts {
@@ -193,6 +196,13 @@ impl Search<'_> {
             let left = self.left();
             if left.is_zero() {
                 return Err(self.not_reached(why));
+            }
+            if begun.elapsed() > TELL_AFTER && !std::mem::replace(&mut is_said, true) {
+                let (rank, address, seconds) =
+                    (self.invitation.rank, &self.address, left.as_secs());
+                eprintln!(
+                    "carrack: rank {rank} waits for rank 0 at {address}, for {seconds} s more: {why}"
+                );
             }
             thread::sleep(pause.min(left));
             pause = (2 * pause).min(LAST_PAUSE);
