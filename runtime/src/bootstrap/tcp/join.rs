@@ -198,11 +198,8 @@ impl Search<'_> {
                 return Err(self.not_reached(why));
             }
             if begun.elapsed() > TELL_AFTER && !std::mem::replace(&mut is_said, true) {
-                let (rank, address, seconds) =
-                    (self.invitation.rank, &self.address, left.as_secs());
-                eprintln!(
-                    "carrack: rank {rank} waits for rank 0 at {address}, for {seconds} s more: {why}"
-                );
+                let (rank, at, seconds) = (self.invitation.rank, &self.address, left.as_secs());
+                eprintln!("carrack: rank {rank} waits for rank 0 at {at}, {seconds} s more: {why}");
             }
             thread::sleep(pause.min(left));
             pause = (2 * pause).min(LAST_PAUSE);
