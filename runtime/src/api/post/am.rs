@@ -4,12 +4,13 @@ use super::PostAm;
 use super::options::{Outcome, Post, Sending, Tells};
 use super::pieces::Carries;
 use super::submit::Kind;
-use super::transmit::transmit_short;
+use super::transmit::{OutgoingMessage, submit_short, transmit, transmit_short};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::protocol::header::Message;
+use carrack_transports::contract::Header;
 
 /// The parameters of an active message.
 pub struct Am<'a> {
@@ -59,8 +60,26 @@ impl Post<'_, Am<'_>> {
         let header = Message::Am { comp: self.kind.comp, tag: self.desc.tag }.encode();
         match transmit_short(self, self.kind.sending.borrowed(), header) {
             Some(outcome) => Ok(outcome),
-            None => self.call_in_full(header, |kind| &mut kind.sending, |_| Ok(())),
+            None => self.call_in_full(header),
         }
+    }
+
+    #[inline(never)]
+    fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
+        if let Some(outcome) = submit_short(self, self.kind.sending.borrowed(), header) {
+            return Ok(outcome);
+        }
+        self.once(|this| {
+            if let Some(called) = this.in_pieces() {
+                return called;
+            }
+            this.check_borrowed(this.kind.sending.borrowed())?;
+            let order = this.order.take();
+            let outcome = OutgoingMessage::of(this, order.as_deref(), header)
+                .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));
+            this.order = order;
+            outcome
+        })
     }
 }
 

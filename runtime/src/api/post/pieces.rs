@@ -27,16 +27,6 @@ pub trait Carries: Kind {
     /// Holds a buffer.
     fn hold(&mut self, buffer: Buffer);
 
-    /// Holds a buffer that has come back, and returns `true`. A buffer that the peer may still
-    /// write stays with the runtime, and is empty here.
-    fn hold_again(&mut self, buffer: Buffer) -> bool {
-        let is_back = !matches!(buffer, Buffer::Empty);
-        if is_back {
-            self.hold(buffer);
-        }
-        is_back
-    }
-
     /// Takes the operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
 

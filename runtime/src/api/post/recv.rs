@@ -98,7 +98,12 @@ impl Kind for Recv<'_> {
     const NAME: &'static str = "a receive";
 
     fn take_back(&mut self, buffer: Buffer) -> bool {
-        self.hold_again(buffer)
+        // A buffer that the peer may still write stays with the runtime.
+        let is_back = !matches!(buffer, Buffer::Empty);
+        if is_back {
+            self.hold(buffer);
+        }
+        is_back
     }
 
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {

@@ -220,7 +220,9 @@ impl Kind for Put<'_> {
     }
 
     fn take_back(&mut self, buffer: Buffer) -> bool {
-        self.hold_again(buffer);
+        if !matches!(buffer, Buffer::Empty) {
+            self.hold(buffer);
+        }
         self.buffer.is_some()
     }
 
@@ -437,7 +439,12 @@ impl Kind for Get<'_> {
     const NAME: &'static str = "a get";
 
     fn take_back(&mut self, buffer: Buffer) -> bool {
-        self.hold_again(buffer)
+        // A buffer that the peer may still write stays with the runtime.
+        let is_back = !matches!(buffer, Buffer::Empty);
+        if is_back {
+            self.hold(buffer);
+        }
+        is_back
     }
 
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {

@@ -4,13 +4,14 @@ use super::PostSend;
 use super::options::{Match, Matches, Outcome, Post, Sending};
 use super::pieces::Carries;
 use super::submit::Kind;
-use super::transmit::transmit_short;
+use super::transmit::{OutgoingMessage, submit_short, transmit, transmit_short};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::matching::MatchingEngine;
 use crate::names::{DEFAULT_ENGINE, Rank, Tag};
 use crate::protocol::header::Message;
+use carrack_transports::contract::Header;
 
 /// The parameters of a message.
 pub struct Send<'a> {
@@ -65,15 +66,29 @@ impl Post<'_, Send<'_>> {
         let header = Message::Send { engine, policy, tag: self.desc.tag }.encode();
         match transmit_short(self, self.kind.sending.borrowed(), header) {
             Some(outcome) => Ok(outcome),
-            None => self.call_in_full(
-                header,
-                |kind| &mut kind.sending,
-                |this| match &this.order {
-                    Some(order) => order.check_peer(&this.runtime.0, this.desc.rank),
-                    None => Ok(()),
-                },
-            ),
+            None => self.call_in_full(header),
         }
+    }
+
+    #[inline(never)]
+    fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
+        if let Some(outcome) = submit_short(self, self.kind.sending.borrowed(), header) {
+            return Ok(outcome);
+        }
+        self.once(|this| {
+            if let Some(order) = &this.order {
+                order.check_peer(&this.runtime.0, this.desc.rank)?;
+            }
+            if let Some(called) = this.in_pieces() {
+                return called;
+            }
+            this.check_borrowed(this.kind.sending.borrowed())?;
+            let order = this.order.take();
+            let outcome = OutgoingMessage::of(this, order.as_deref(), header)
+                .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));
+            this.order = order;
+            outcome
+        })
     }
 }
 

@@ -3,7 +3,6 @@
 use super::desc::OpDesc;
 use super::options::{Outcome, Post, RetryReason, Sending};
 use super::order::Order;
-use super::pieces::Carries;
 use super::waiting::{Waiter, step};
 use crate::api::Runtime;
 use crate::api::buffer::{Buffer, SendBuffer};
@@ -109,38 +108,9 @@ pub(super) fn transmit_short<K>(
     }
 }
 
-impl<K: Carries> Post<'_, K> {
-    /// Sends a message that [`transmit_short`] has not sent. `check` refuses an order that this
-    /// kind cannot keep.
-    #[inline(never)]
-    pub(super) fn call_in_full<'a>(
-        &mut self,
-        header: Header,
-        sending: impl Fn(&mut K) -> &mut Sending<'a>,
-        check: impl FnOnce(&Self) -> Result<(), PostError>,
-    ) -> Result<Outcome, PostError> {
-        let bytes = sending(&mut self.kind).borrowed();
-        if let Some(outcome) = submit_short(self, bytes, header) {
-            return Ok(outcome);
-        }
-        self.once(|this| {
-            check(this)?;
-            if let Some(called) = this.in_pieces() {
-                return called;
-            }
-            this.check_borrowed(bytes)?;
-            let order = this.order.take();
-            let outcome = OutgoingMessage::of(this, order.as_deref(), header)
-                .and_then(|outgoing| transmit(&outgoing, sending(&mut this.kind)));
-            this.order = order;
-            outcome
-        })
-    }
-}
-
 /// Sends a short message as `transmit_short`, in `submit` and `wait`.
 #[inline]
-fn submit_short<K>(
+pub(super) fn submit_short<K>(
     post: &mut Post<'_, K>,
     bytes: Option<&[u8]>,
     header: Header,
