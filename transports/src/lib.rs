@@ -29,7 +29,10 @@
 #![warn(clippy::cast_possible_truncation)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
-#![cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+#![cfg_attr(
+    not(feature = "internals"),
+    allow(unreachable_pub, reason = "wire formats are public to that feature's users alone")
+)]
 
 #[cfg(not(loom))]
 pub mod clock;
