@@ -2,12 +2,13 @@
 //! messages without a receive.
 
 use crate::support::guard::Guarded;
+use crate::support::keys::without_keys;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::{AutoChoice, TransportChoice};
 use carrack::{
     AwaitError, Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank,
-    RemoteKey, RetryReason, Runtime, Tag, UserContext,
+    RetryReason, Runtime, Tag, UserContext,
 };
 use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -273,12 +274,6 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     assert_eq!(region.whole().to_vec().unwrap()[..16], [7; 16]);
     ranks[0].post_flush(to).comp(&done).submit().unwrap();
     done.one(&ranks).ok().unwrap();
-}
-
-/// Returns an rmr that no transport can map.
-fn without_keys(rmr: &RemoteKey) -> RemoteKey {
-    // Owner, number, offset and length; transports' keys follow.
-    RemoteKey::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()
 }
 
 fn an_operation_that_ends_in_time_knows_nothing_of_its_deadline<J: Job>() {

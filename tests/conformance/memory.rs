@@ -2,6 +2,7 @@
 //! owner accesses.
 
 use crate::support::guard::Guarded;
+use crate::support::keys::{with_len, without_keys};
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Job, pattern, posted, settle, until};
 use carrack::buffer::Region;
@@ -76,12 +77,11 @@ impl MemoryFixture {
             AccessMethod::Asked(_) => Region::host(len),
         };
         let mr = ranks[1].register_memory(&region).unwrap();
-        let mut bytes = mr.remote_key().to_bytes();
-        if method != AccessMethod::Mapped {
-            // Without the keys by which it could be mapped.
-            bytes.truncate(28);
-        }
-        Self { ranks, region, mr: Some(mr), rmr: RemoteKey::from_bytes(&bytes).unwrap() }
+        let rmr = match method {
+            AccessMethod::Mapped => mr.remote_key(),
+            AccessMethod::Asked(_) => without_keys(&mr.remote_key()),
+        };
+        Self { ranks, region, mr: Some(mr), rmr }
     }
 
     /// Calls an operation, and waits for its end.
@@ -263,9 +263,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
             other => panic!("{other:?}"),
         }
         // A name that says more than there is: what is mapped is checked here, else by its owner.
-        let mut forged = rmr.to_bytes();
-        forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
-        let forged = RemoteKey::from_bytes(&forged).unwrap();
+        let forged = with_len(rmr, 5000);
         match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).try_submit() {
             Err(PostError::Outside { .. }) => assert_eq!(method, AccessMethod::Mapped),
             Ok(Outcome::Posted) => {

@@ -1,5 +1,6 @@
 //! Atomic operations on words whose agent is their owner's NIC, and errors of ranks without a NIC.
 
+use crate::support::keys::{with_keys_of, without_keys};
 use crate::support::sink::Sink;
 use crate::support::{Job, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
@@ -177,7 +178,7 @@ fn a_word_has_one_agent<J: Job>() {
     assert!(refused.to_string().contains("a word has one agent"), "{refused}");
     // Who has only half of the name asks the owner, who does not do what is the NIC's.
     let ranks = [zero, one];
-    let cut = RemoteKey::from_bytes(&rmr.to_bytes()[..28]).unwrap();
+    let cut = without_keys(&rmr);
     assert_eq!(cut.atomics(), AtomicAgent::Owner);
     let sink = Sink::keeping();
     assert!(
@@ -187,10 +188,7 @@ fn a_word_has_one_agent<J: Job>() {
     let error = sink.one(&ranks).ok().unwrap_err();
     assert!(matches!(error, OpError::Refused), "{error}");
     // A forged key does not bring words of the CPU's to the NIC: the operation fails.
-    let mut forged = neighbour.remote_key().to_bytes();
-    forged.truncate(28);
-    forged.extend(&rmr.to_bytes()[28..]);
-    let forged = RemoteKey::from_bytes(&forged).unwrap();
+    let forged = with_keys_of(&neighbour.remote_key(), &rmr);
     assert_eq!(forged.atomics(), AtomicAgent::Nic);
     let mut post = ranks[0].post_fetch_add(Rank(1), &forged, 0, 1).comp(&sink);
     match posted(&ranks, || post.try_submit()) {

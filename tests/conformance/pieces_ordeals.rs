@@ -4,12 +4,13 @@ use super::pieces::{
     Memory, PieceFixture, Remote, more_than_16, on_both, posted_or_refused, side_by_side,
 };
 use crate::support::gpus::is_for_simulated_only;
+use crate::support::keys::with_len;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::AutoChoice;
 use carrack::transports::gpu::Stream;
 use carrack::{
-    AwaitError, CompQueue, OpError, Outcome, PendingOp, Piece, PostError, Rank, RemoteKey, Strided,
+    AwaitError, CompQueue, OpError, Outcome, PendingOp, Piece, PostError, Rank, Strided,
     StridedError, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Kernel, Which};
@@ -142,9 +143,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         );
 
         // A name that says more than there is: what is mapped is checked here, else by its owner.
-        let mut forged = rmr.to_bytes();
-        forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
-        let (forged, sink) = (RemoteKey::from_bytes(&forged).unwrap(), Sink::keeping());
+        let (forged, sink) = (with_len(rmr, 5000), Sink::keeping());
         let pieces = [Piece { rmr: &forged, ..piece(0..10, 4000) }];
         match posted_or_refused(&fixture.ranks, || {
             zero.post_put_batch(Rank(1), &pieces).comp(&sink).try_submit()
@@ -480,9 +479,7 @@ fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_th
         local.whole().write(&[1; 1000]).unwrap();
         remote.region.whole().write(&[2; 1000]).unwrap();
         // A name that says more than there is.
-        let mut forged = remote.rmr.to_bytes();
-        forged[20..28].copy_from_slice(&u64::MAX.to_le_bytes());
-        let forged = RemoteKey::from_bytes(&forged).unwrap();
+        let forged = with_len(&remote.rmr, u64::MAX);
         for wrong in [995, 1000, 5000, u64::MAX - 10] {
             let piece = |at: usize, offset| Piece {
                 local: &local,

@@ -61,7 +61,8 @@ pub enum PostError {
         why: String,
     },
     /// This process lacks a descriptor or memory for a connection to the peer. The peer may be
-    /// well. Close what is not needed, or raise the limit, and post again.
+    /// well. Close what is not needed, or raise the limit, and post again. `try_submit` returns
+    /// this; an operation that is submitted waits, and [`Pending`](crate::Pending) tells for what.
     #[error("{rank} cannot be connected to now: {why}; make room for it, then post again")]
     Lacking {
         /// The peer.

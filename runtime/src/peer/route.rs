@@ -13,6 +13,7 @@ use crate::protocol::select::{PathVerdict, Verdict, choose};
 use carrack_transports::contract::{
     Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
 };
+use carrack_transports::net::shortage;
 use carrack_transports::sync::hurdles::{HurdleFlags, Hurdles};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -290,11 +291,7 @@ impl Route {
             Err(PostError::Lacking { rank, why }) => {
                 let mut lacks = self.lacks.lock();
                 if lacks.is_none() {
-                    tracing::warn!(
-                        rank = rank.0,
-                        why,
-                        "what is sent to a rank waits for a connection"
-                    );
+                    shortage::tell(&format!("operations to {rank}"), &why);
                 }
                 *lacks = Some(why);
                 Ok(None)

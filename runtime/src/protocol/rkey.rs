@@ -1,9 +1,11 @@
 //! Remote keys as plain data: their layout, the numbers of regions, and the checks of bounds.
 //!
 //! ```text
-//! owner 32 | number 64 | offset 64 | length 64 | then pairs of a name and a value, each part
-//!                                                behind its length in 16 bits
+//! owner 32 | number 64 | offset 64 | length 64 | pairs of a name and a value, each part behind
+//!                                                its length in 16 bits | hash of all before 64
 //! ```
+//!
+//! The hash is FNV-1a. It finds damage; whoever is in the job can forge a key.
 //!
 //! A pair is the key by which a transport maps the region, under the transport's name. Two names
 //! that no transport has are used, too. One stands for the tag of the owner's job, one for the
@@ -11,6 +13,7 @@
 
 use crate::names::Rank;
 use carrack_transports::contract::WireKey;
+use carrack_transports::fnv;
 use carrack_transports::net::parts::{self, Rest};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -89,11 +92,16 @@ impl RegionKey {
             parts::push::<U16>(&mut bytes, name.as_bytes());
             parts::push::<U16>(&mut bytes, value);
         }
+        bytes.extend(fnv::of(&bytes).to_le_bytes());
         bytes
     }
 
     /// Decodes the bytes of another rank, with the part that they name.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, RegionPart)> {
+        let (bytes, hash) = bytes.split_last_chunk()?;
+        if fnv::of(bytes) != u64::from_le_bytes(*hash) {
+            return None;
+        }
         let mut rest = Rest(bytes);
         let head: &Head = rest.head()?;
         let (number, offset, len) = (head.number.get(), head.offset.get(), head.len.get());
@@ -128,6 +136,7 @@ mod tests {
         fn what_is_written_is_read_and_nothing_makes_reading_panic(
             owner: u32, job: Option<u64>, names: (u32, u32), part: (u64, u64),
             keys: Vec<(String, Vec<u8>)>, nic: Option<String>, other: Vec<u8>,
+            flip: (prop::sample::Index, 1_u8..),
         ) {
             let is_taken = |name: &str| [OF_THE_WORDS, OF_THE_JOB].contains(&name);
             let named = keys.into_iter().filter(|(name, _)| !is_taken(name));
@@ -140,7 +149,12 @@ mod tests {
             let tag = job.unwrap_or(0);
             prop_assert!(key.is_of(tag) && key.is_of(tag ^ 1) == job.is_none());
             let _ = RegionKey::decode(&other);
-            prop_assert!(RegionKey::decode(&bytes[..bytes.len().min(27)]).is_none());
+            let hashed = [&other[..], &fnv::of(&other).to_le_bytes()].concat();
+            let _ = RegionKey::decode(&hashed);
+            prop_assert!(RegionKey::decode(&bytes[..bytes.len() - 1]).is_none());
+            let mut damaged = bytes;
+            damaged[flip.0.index(damaged.len())] ^= flip.1;
+            prop_assert!(RegionKey::decode(&damaged).is_none());
         }
     }
 

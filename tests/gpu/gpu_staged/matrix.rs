@@ -1,6 +1,7 @@
 //! Matrix of memory kinds, lengths and operations.
 
 use super::{BLOCK, completed, gpus, received, sent, settings};
+use crate::support::keys::{forged, with_len};
 use crate::support::ranks::Role;
 use crate::support::words::{are_all, fill, wrong};
 use carrack::region::AtomicError;
@@ -275,12 +276,9 @@ pub(crate) fn words(role: &Role) {
 /// Checks that invalid requests are refused, by either side, and change nothing.
 fn refused(runtime: &Runtime, rmrs: &[RemoteKey]) {
     for rmr in rmrs {
-        let mut forged = rmr.to_bytes();
         // More than there is; and a generation that there never was.
-        forged[20..28].copy_from_slice(&(1_u64 << 40).to_le_bytes());
-        let long = RemoteKey::from_bytes(&forged).unwrap();
-        forged[8..12].copy_from_slice(&77_u32.to_le_bytes());
-        let stale = RemoteKey::from_bytes(&forged).unwrap();
+        let long = with_len(rmr, 1 << 40);
+        let stale = forged(&long, |key| key[8..12].copy_from_slice(&77_u32.to_le_bytes()));
         let ends = |what: Result<Status, PostError>| match what {
             Err(PostError::Outside { .. } | PostError::Stale(_)) => {}
             Ok(status) => {

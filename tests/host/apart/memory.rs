@@ -3,6 +3,7 @@
 
 use super::PairedRank;
 use crate::support::guard::Guarded;
+use crate::support::keys::with_len;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{pattern, posted, until};
 use carrack::buffer::Region;
@@ -148,9 +149,7 @@ pub(crate) fn refused(me: &PairedRank) {
             assert!(matches!(put, Err(PostError::Outside { room: 1000, .. })), "{put:?}");
         }
         // A name that says more than there is: what is mapped is checked here, else by its owner.
-        let mut forged = theirs.to_bytes();
-        forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
-        let forged = RemoteKey::from_bytes(&forged).unwrap();
+        let forged = with_len(&theirs, 5000);
         let sink = Sink::keeping();
         match me.runtime.post_put(me.peer, vec![9; 2 * LEN], &forged, 0).comp(&sink).try_submit() {
             Err(PostError::Outside { .. }) => {}

@@ -356,7 +356,19 @@ pub(crate) fn posts(_: &Role) {
 fn a_message_that_waits_for_a_descriptor_is_pending_with_that_reason_on_either_side() {
     let _watchdog = Watchdog::over("short");
     for is_tcp in [0, 1] {
-        Ranks::start("ordeals::short", 1, &[is_tcp]).succeed();
+        let rank = lone_rank("ordeals::short", &[is_tcp]).output().unwrap();
+        let told = String::from_utf8(rank.stderr).unwrap();
+        assert!(rank.status.success(), "{told}");
+        // Once, of all the times that it lacked a descriptor.
+        let [line] =
+            told.lines().filter(|line| line.starts_with("carrack: ")).collect::<Vec<_>>()[..]
+        else {
+            panic!("{told}");
+        };
+        assert!(
+            line.contains("until this process has what it lacks: Too many open files"),
+            "{line}"
+        );
     }
 }
 

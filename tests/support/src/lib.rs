@@ -16,6 +16,7 @@ pub mod growth;
 pub mod guard;
 pub mod guests;
 pub mod kernel;
+pub mod keys;
 pub mod liar;
 pub mod mock;
 pub mod nics;

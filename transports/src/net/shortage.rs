@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The last shortage of a device, until a connection is made.
@@ -13,7 +14,7 @@ impl Shortage {
     pub fn note(&self, error: Errno) {
         // A full queue or socket of a peer is no shortage of this process.
         if error != Errno::AGAIN && self.0.swap(error.raw_os_error(), Ordering::Relaxed) == 0 {
-            tracing::warn!(why = describe(error), "connections wait for what this process lacks");
+            tell("connections", &describe(error));
         }
     }
 
@@ -27,6 +28,16 @@ impl Shortage {
         let error = self.0.load(Ordering::Relaxed);
         (error != 0).then(|| describe(Errno::from_raw_os_error(error)))
     }
+}
+
+/// Tells the user what waits for something that this process lacks. The log gets each report, and
+/// stderr the first of the process, because few programs show their log.
+pub fn tell(what: &str, why: &str) {
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        eprintln!("carrack: {what} wait until this process has what it lacks: {why}")
+    });
+    tracing::warn!(why, "{what} wait until this process has what it lacks");
 }
 
 /// Describes a failed call, with the limit that it has met, and the remedy.

@@ -125,13 +125,15 @@ fn mark(marks: &mut [u64], units: Range<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::Rank;
+    use crate::protocol::rkey::{RegionKey, RegionPart};
     use crate::region::{Region, RemoteKey};
     use proptest::prelude::*;
 
     /// Returns a remote key of `len` bytes.
     fn rmr(len: u64) -> RemoteKey {
-        let words = [7, 0, len].map(u64::to_le_bytes);
-        RemoteKey::from_bytes(&[&1_u32.to_le_bytes()[..], &words.concat()].concat()).unwrap()
+        let key = RegionKey { job: None, owner: Rank(1), number: 7, keys: vec![], nic: None };
+        RemoteKey::from_bytes(&key.encode(RegionPart { offset: 0, len })).unwrap()
     }
 
     proptest! {
