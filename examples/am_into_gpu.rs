@@ -13,14 +13,13 @@ use carrack::transports::gpu::{Driver, Gpu};
 use carrack::{Handler, Rank, Runtime, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use parking_lot::Mutex;
-use std::error::Error;
 use std::sync::Arc;
 
 /// Sizes from eager messages to rendezvous ones. All of them arrive in memory of the GPU.
 const SIZES: [usize; 5] = [8, 100, 5000, 8192, 1 << 20];
 
 /// Returns a GPU of this machine, in turn by rank, or a simulated one.
-fn gpu(runtime: &Runtime) -> Result<Arc<dyn Gpu>, Box<dyn Error>> {
+fn gpu(runtime: &Runtime) -> Result<Arc<dyn Gpu>, carrack::Error> {
     let found = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
     let gpus = match found {
         Some(gpus) => gpus,
@@ -34,7 +33,7 @@ fn message(from: Rank, at: usize) -> Vec<u8> {
     (0..SIZES[at]).map(|place| (place * 7 + at + from.0 as usize) as u8).collect()
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank(), runtime.size());
     let gpu = gpu(&runtime)?;

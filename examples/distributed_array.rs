@@ -7,7 +7,6 @@
 //! ```
 
 use carrack::{Rank, Runtime};
-use std::error::Error;
 
 /// Words of the array that each rank holds, after one word that counts.
 const PART: usize = 100_000;
@@ -16,7 +15,7 @@ fn value(at: usize) -> u64 {
     (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
 

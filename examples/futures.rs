@@ -9,7 +9,6 @@
 //! ```
 
 use carrack::{AwaitError, Rank, RemoteKey, Runtime, Tag};
-use std::error::Error;
 
 /// Blocks of each rank, and words of a block.
 const BLOCKS: u64 = 64;
@@ -46,7 +45,7 @@ async fn fetch(runtime: &Runtime, from: Rank, rmr: &RemoteKey) -> Result<u64, Aw
     Ok(sum)
 }
 
-async fn work(runtime: &Runtime) -> Result<(), Box<dyn Error>> {
+async fn work(runtime: &Runtime) -> Result<(), carrack::Error> {
     let (me, size) = (runtime.rank(), runtime.size());
     let (next, previous) = (Rank((me.0 + 1) % size), Rank((me.0 + size - 1) % size));
 
@@ -81,7 +80,7 @@ async fn work(runtime: &Runtime) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     runtime.block_on(work(&runtime))?
 }

@@ -7,7 +7,6 @@
 //! ```
 
 use carrack::{Counter, Rank, RemoteComp, RemoteKey, Runtime};
-use std::error::Error;
 
 /// Places of each rank: a key and a value, two words.
 const PLACES: u64 = 8192;
@@ -36,7 +35,7 @@ impl Table<'_> {
         })
     }
 
-    fn insert(&self, key: u64, value: u64) -> Result<(), Box<dyn Error>> {
+    fn insert(&self, key: u64, value: u64) -> Result<(), carrack::Error> {
         for (owner, part, at) in self.places(key) {
             let held = self.runtime.post_compare_swap(owner, part, at, 0, key).wait()?.value();
             if held == Some(0) {
@@ -50,7 +49,7 @@ impl Table<'_> {
         Err("the table is full".into())
     }
 
-    fn find(&self, key: u64) -> Result<Option<u64>, Box<dyn Error>> {
+    fn find(&self, key: u64) -> Result<Option<u64>, carrack::Error> {
         for (owner, part, at) in self.places(key) {
             let bytes =
                 self.runtime.post_get(owner, vec![0; 16], part, at).wait()?.buffer.to_vec()?;
@@ -67,7 +66,7 @@ impl Table<'_> {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     let (me, size) = (u64::from(runtime.rank().0), u64::from(runtime.size()));
     let values = Counter::new();

@@ -8,7 +8,6 @@
 //! ```
 
 use carrack::{Counter, Rank, Runtime};
-use std::error::Error;
 
 const ROWS: usize = 120;
 const COLUMNS: usize = 200;
@@ -38,7 +37,7 @@ fn step(above: &[f64], band: &[Row], below: &[f64]) -> Vec<Row> {
         .collect()
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
     if size > ROWS {
@@ -79,7 +78,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 format!("rank {lost} went before its row for step {number} had come").into()
             );
         }
-        let halo = |side: usize| -> Result<Row, Box<dyn Error>> {
+        let halo = |side: usize| -> Result<Row, carrack::Error> {
             let edge = [0, ROWS + 1][side];
             let Some(_) = neighbours[side] else { return Ok(at_first(edge)) };
             let slice = halos.slice(place(number, side), 8 * COLUMNS).ok_or("beyond the halos")?;

@@ -14,7 +14,6 @@ use carrack::transports::gpu::{Driver, Flavour};
 use carrack::transports::mem::Transfer;
 use carrack::{Counter, Rank, RemoteKey, Runtime, StreamCounter};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
-use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ const STEPS: u64 = 200;
 /// blocks the thread that adds more.
 const AHEAD: u64 = 40;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let driver: Arc<dyn Driver> = match CudaDriver::initialise() {
         Ok(cuda) => Arc::new(cuda),
         Err(_) => {

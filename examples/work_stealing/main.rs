@@ -14,7 +14,7 @@ mod steal;
 use carrack::{Rank, Runtime};
 use std::time::Instant;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Result<T> = std::result::Result<T, carrack::Error>;
 
 fn main() -> Result<()> {
     let runtime = Runtime::start()?;

@@ -40,6 +40,7 @@
 //! # Ok(()) }
 //! ```
 
+use crate::error::other_error;
 use carrack_transports::gpu::{Gpu, GpuError, Handle, HandleForm, SharedEvent};
 use carrack_transports::mem::{MemKind, Region};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -90,6 +91,8 @@ pub enum IpcError {
     #[error(transparent)]
     Gpu(#[from] GpuError),
 }
+
+other_error!(IpcError);
 
 /// The name of GPU memory, by which another process opens it. It is bytes, and for some forms a
 /// descriptor that has to travel with them (by `SCM_RIGHTS` over a Unix socket).

@@ -1,6 +1,6 @@
 //! Errors of memory that several ranks share.
 
-use crate::error::{CollectiveError, GroupError};
+use crate::error::{CollectiveError, GroupError, other_error};
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 
@@ -108,3 +108,5 @@ pub enum SharedAllocError {
         rank: Rank,
     },
 }
+
+other_error!(SharedAllocError);

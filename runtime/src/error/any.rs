@@ -4,7 +4,9 @@ use super::{
     AwaitError, CollectiveError, GroupError, OpError, PostError, ProgressError, RegisterError,
     RemoteKeyError, ResourceError, StartError, WaitError,
 };
-use carrack_transports::mem::AllocError;
+use carrack_transports::gpu::GpuError;
+use carrack_transports::mem::{AllocError, CopyError};
+use carrack_transports::settings::SettingsError;
 
 macro_rules! any_error {
     ($(#[$of_all:meta])* ; $($(#[$of_one:meta])* $name:ident($error:ty),)+) => {
@@ -13,6 +15,9 @@ macro_rules! any_error {
         #[non_exhaustive]
         pub enum Error {
             $($(#[$of_one])* #[error(transparent)] $name(Box<$error>),)+
+            /// An error of the program, of another crate, or of memory that processes share.
+            #[error(transparent)]
+            Other(Box<dyn std::error::Error + Send + Sync>),
         }
 
         $(impl From<$error> for Error {
@@ -25,7 +30,7 @@ macro_rules! any_error {
 
 any_error! {
     /// Any error of this crate, for programs that end with the first one. `main` prints its
-    /// sentence.
+    /// sentence. A program's own error is [`Other`](Self::Other): a sentence becomes one by `?`.
     ///
     /// ```
     /// use carrack::prelude::*;
@@ -61,7 +66,28 @@ any_error! {
     Resource(ResourceError),
     /// Memory could not be allocated.
     Alloc(AllocError),
+    /// Memory could not be copied.
+    Copy(CopyError),
+    /// A GPU's driver refused a call.
+    Gpu(GpuError),
+    /// A setting has no valid value.
+    Settings(SettingsError),
 }
+
+/// Lets `?` turn errors into [`Error::Other`].
+macro_rules! other_error {
+    ($($error:ty),+) => {
+        $(impl From<$error> for $crate::error::Error {
+            fn from(error: $error) -> Self {
+                Self::Other(error.into())
+            }
+        })+
+    };
+}
+pub(crate) use other_error;
+
+other_error!(&str, String, std::io::Error, std::num::ParseIntError);
+other_error!(Box<dyn std::error::Error + Send + Sync>);
 
 impl From<AwaitError> for Error {
     fn from(error: AwaitError) -> Self {
@@ -87,5 +113,6 @@ mod tests {
     fn the_error_of_a_program_prints_its_sentence() {
         let error = Error::from(AwaitError::from(PostError::Closed));
         assert_eq!(format!("{error:?}"), PostError::Closed.to_string());
+        assert_eq!(format!("{:?}", Error::from("no row")), "no row");
     }
 }

@@ -6,6 +6,7 @@ mod op;
 mod post;
 
 pub use any::Error;
+pub(crate) use any::other_error;
 pub use collective::{CollectiveError, GroupError};
 pub use op::OpError;
 pub use post::PostError;

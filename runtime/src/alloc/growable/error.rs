@@ -1,5 +1,6 @@
 //! Errors of growable buffers.
 
+use crate::error::other_error;
 use carrack_transports::gpu::GpuError;
 use carrack_transports::mem::GpuUuid;
 
@@ -158,6 +159,8 @@ pub enum GrowableError {
         cause: String,
     },
 }
+
+other_error!(GrowableError);
 
 /// Names the nearest multiples of the granularity below and above a stripe.
 fn nearest(stripe: usize, granularity: usize) -> String {
