@@ -76,6 +76,27 @@ fn a_rank_that_looks_for_rank_0_in_vain_says_so_before_it_gives_up() {
 }
 
 #[test]
+fn rank_0_that_waits_in_vain_says_for_whom_before_it_gives_up() {
+    let port = free_port();
+    let of_twelve = |rank| {
+        let mut command = role("meet", rank, 12, port);
+        command.env("CARRACK_BOOTSTRAP_TIMEOUT", "8");
+        started(command)
+    };
+    let ranks = [of_twelve(0), of_twelve(3)];
+    let [zero, three] = ranks.map(|rank| rank.ends());
+    let is_news = |line: &&str| line.contains("carrack: rank 0 waits for ");
+    let news: Vec<_> = zero.stderr.lines().filter(is_news).collect();
+    let [line] = news[..] else { panic!("{}", zero.stderr) };
+    assert!(
+        line.contains("waits for 10 of 12 ranks, ")
+            && line.ends_with("1, 2, 4, 5, 6, 7, 8, 9, ..."),
+        "{line}"
+    );
+    assert!(!three.stderr.lines().any(|line| is_news(&line)), "{}", three.stderr);
+}
+
+#[test]
 fn perf_measures_between_two_shells() {
     let port = free_port();
     // In the order in which it has to wait.

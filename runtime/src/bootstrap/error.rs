@@ -70,7 +70,7 @@ impl fmt::Display for Departure {
             ),
             Self::OtherSize => f.write_str(
                 "or another missing rank has another WORLD_SIZE than rank 0: give all ranks the \
-                same, or all nodes the same -n",
+                same, or all nodes the same --nodes and -n",
             ),
         }
     }
@@ -225,8 +225,9 @@ pub enum BootstrapError {
     /// A rank that this one has to connect to was not there in time.
     #[error(
         "{who} was not reached at {address} within {seconds} s ({why}); check that it has been \
-         started there, that MASTER_ADDR, MASTER_PORT and CARRACK_PORT are the same for all ranks, \
-         and that no firewall is in between; CARRACK_BOOTSTRAP_TIMEOUT is how many seconds to try"
+         started there, that MASTER_ADDR, MASTER_PORT and CARRACK_PORT, or --at, are the same for \
+         all ranks, and that no firewall is in between; CARRACK_BOOTSTRAP_TIMEOUT is how many \
+         seconds to try"
     )]
     NotReached {
         /// The rank, in words.

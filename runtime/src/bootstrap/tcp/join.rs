@@ -50,8 +50,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Time limit of rank 0's search for another rank 0, which is there or not.
 const TWIN: Duration = Duration::from_secs(1);
 
-/// Time after which a rank that waits for rank 0 says so on stderr.
-const TELL_AFTER: Duration = Duration::from_secs(5);
+/// Time after which a rank that waits for rank 0, and rank 0 that waits for others, say so on
+/// stderr.
+pub(super) const TELL_AFTER: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause between two tries; each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

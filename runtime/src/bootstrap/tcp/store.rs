@@ -18,7 +18,7 @@ use carrack_transports::net::watched::Watched;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::join::{FRAMES, LIMITS, PROTOCOL, WELCOME, WRONG_SECRET};
+use super::join::{FRAMES, LIMITS, PROTOCOL, TELL_AFTER, WELCOME, WRONG_SECRET};
 use crate::bootstrap::client::Wire;
 use crate::bootstrap::error::{BootstrapError, Departure};
 use crate::bootstrap::protocol::{Frame, MAX_FRAME, VERSION};
@@ -63,6 +63,8 @@ pub(super) struct Store {
     /// Set once a rank has left in a way that forbids the job's start.
     cannot_start: bool,
     callers: Pending<Caller>,
+    /// The time at which stderr is told of missing ranks, until it has been.
+    tells_at: Option<Instant>,
     /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
     shut_until: Option<Instant>,
@@ -113,6 +115,7 @@ impl Store {
             missing: size - 1,
             cannot_start: false,
             callers: Pending::new(MOST_PENDING, PATIENCE),
+            tells_at: Instant::now().checked_add(TELL_AFTER),
             deadline: Instant::now().checked_add(patience),
             shut_until: None,
             lingers_until: None,
@@ -138,7 +141,8 @@ impl Store {
     pub(super) fn serve(mut self) {
         while !self.is_done() {
             let now = Instant::now();
-            let late = self.deadline.filter(|_| self.missing > 0);
+            let late = [self.tells_at, self.deadline].into_iter().flatten().min();
+            let late = late.filter(|_| self.missing > 0);
             let due = [late, self.callers.deadline(), self.shut_until, self.lingers_until];
             let due = due.into_iter().flatten().min();
             let limit = due.map(|at| at.saturating_duration_since(now));
@@ -199,6 +203,10 @@ impl Store {
         if self.missing > 0 && self.deadline.is_some_and(|at| at <= now) {
             self.lost(1..self.server.size(), Departure::NeverCame);
         }
+        if self.tells_at.is_some_and(|at| at <= now) {
+            self.tells_at = None;
+            self.tell_missing(now);
+        }
         if self.shut_until.is_some_and(|at| at <= now) {
             self.shut_until = None;
             if let Some(listener) = &self.listener {
@@ -206,6 +214,25 @@ impl Store {
                 let _ = self.watch(listener.as_fd(), LISTENER);
             }
         }
+    }
+
+    /// Tells stderr which ranks have not come yet, if any.
+    fn tell_missing(&self, now: Instant) {
+        /// More ranks are counted only.
+        const NAMED: usize = 8;
+        let (missing, Some(deadline)) = (self.missing, self.deadline) else { return };
+        if missing == 0 || self.cannot_start {
+            return;
+        }
+        let names = (1..).zip(&self.came_from[1..]).filter(|(_, from)| from.is_none());
+        let names: Vec<_> = names.take(NAMED).map(|(rank, _)| rank.to_string()).collect();
+        let seconds = deadline.saturating_duration_since(now).as_secs();
+        eprintln!(
+            "carrack: rank 0 waits for {missing} of {} ranks, {seconds} s more: rank {}{}",
+            self.server.size(),
+            names.join(", "),
+            if missing > NAMED { ", ..." } else { "" },
+        );
     }
 
     fn accept(&mut self) {
@@ -352,7 +379,7 @@ impl Store {
         if size != ours {
             let why = format!(
                 "rank {rank} has WORLD_SIZE={size} and rank 0 has WORLD_SIZE={ours}; give all \
-                ranks the same, or all nodes the same -n"
+                ranks the same, or all nodes the same --nodes and -n"
             );
             return Some((why, Some(Departure::OtherSize)));
         }
