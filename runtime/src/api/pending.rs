@@ -13,9 +13,9 @@ impl Runtime {
         self.0.pending()
     }
 
-    /// Returns `true` if all messages, puts, gets and atomic operations of a device have
-    /// completed. Receives that wait for their messages do not count. Another thread that makes
-    /// progress may be about to signal a completion object.
+    /// Returns `true` if all messages, puts, gets and atomic operations of a device have ended,
+    /// with or without an error. Receives that wait for their messages do not count. Another thread
+    /// that makes progress may be about to signal a completion object.
     pub fn test_drained(&self, device: &Device) -> bool {
         device.0.is_drained(&self.0)
     }

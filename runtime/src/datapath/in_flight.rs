@@ -90,11 +90,14 @@ impl OpEntry for InFlight {
 
 impl InFlight {
     fn on(&mut self, run: &mut Run<'_>, at: At, event: Event) -> Flow {
-        match self {
+        let outer = std::mem::replace(&mut run.kind, self.kind());
+        let flow = match self {
             Self::Tx(tx) => tx.on(run, event),
             Self::Rx(rx) => rx.on(run, event),
             Self::Flush(flush) => flush.on(run, at, event),
-        }
+        };
+        run.kind = outer;
+        flow
     }
 
     /// Ends it when the runtime ends, and waits for an engine that is at work.
@@ -132,12 +135,15 @@ impl Flush {
         let peer = self.operation.rank;
         let error = match event {
             Event::Expired => Some(OpError::TimedOut(peer)),
+            Event::Go | Event::Down(_) if !run.device.has_memory_operations(peer, self.before) => {
+                let lost = run.device.losses.cause(peer);
+                lost.map(|cause| OpError::PeerDown { rank: peer, cause })
+            }
             Event::Down(error) => Some(error),
-            Event::Go if run.device.has_memory_operations(peer, self.before) => {
+            Event::Go => {
                 run.device.transfers.list(at);
                 return Flow::Stays;
             }
-            Event::Go => None,
             _ => return Flow::Stays,
         };
         if let (None, Some(region)) = (&error, self.releases) {
@@ -154,6 +160,8 @@ pub(crate) struct Run<'a> {
     pub(crate) carrier: &'a Carrier,
     pub(crate) device: &'a Port,
     pub(crate) moved: bool,
+    /// Kind of the transfer that handles an event.
+    kind: OpKind,
     pub(crate) ended: Few<Ended>,
     /// Messages of peers to completion objects, whole and in place.
     pub(crate) arrivals: Vec<(Arc<dyn Completion>, Status)>,
@@ -169,6 +177,7 @@ impl<'a> Run<'a> {
             carrier,
             device,
             moved: false,
+            kind: OpKind::Message,
             ended: Few::new(),
             arrivals: Vec::new(),
             violations: Vec::new(),
@@ -186,6 +195,11 @@ impl<'a> Run<'a> {
     /// Reports the end of an operation. Whichever thread has heard of its deadline ends it here.
     pub(super) fn end(&mut self, ended: Ended) {
         self.carrier.note_end(&ended.1);
+        if let Some(OpError::PeerDown { rank, cause }) = ended.1.error.as_deref()
+            && self.kind == OpKind::Memory
+        {
+            self.device.losses.note(*rank, cause);
+        }
         self.ended.push_back(ended);
     }
 

@@ -8,11 +8,12 @@
 use super::landing::Landing;
 use super::port::Device;
 use crate::chores::{Chore, Chores, Waiting};
+use crate::comp::Status;
 use crate::deadline::Deadlines;
 use crate::error::OpError;
 use crate::matching::Ticket;
 use crate::names::Rank;
-use crate::op::{Ended, Ending, Holder, OpContext, PendingOp};
+use crate::op::{Ended, Ending, Holder, Losses, OpContext, PendingOp};
 use carrack_transports::gpu::{GpuError, Stream};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -85,7 +86,7 @@ struct OnStream {
 }
 
 /// Everything of a device that waits for events and streams of the user's.
-pub(crate) struct Ordered(Waiting<Standing>);
+pub(crate) struct Ordered(Waiting<Standing>, Arc<Losses>);
 
 #[derive(Default)]
 struct Standing {
@@ -196,8 +197,8 @@ impl OrderedEntry {
 }
 
 impl Ordered {
-    pub(crate) fn new(chores: &Chores) -> Self {
-        Self(Waiting::for_progress(chores, Chore::Ordered))
+    pub(crate) fn new(chores: &Chores, losses: Arc<Losses>) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Ordered), losses)
     }
 
     fn is_empty(&self) -> bool {
@@ -248,6 +249,15 @@ impl Ordered {
         deadlines.note(deadline);
     }
 
+    /// Notes the status of an operation that ended as it began, before it is removed.
+    pub(crate) fn note_loss(&self, number: u64, status: &Status) {
+        if let Some(OpError::PeerDown { rank, cause }) = status.error.as_deref()
+            && self.0.lock().entry(number).is_some_and(|entry| entry.sort == Sort::Memory)
+        {
+            self.1.note(*rank, cause);
+        }
+    }
+
     /// Removes an operation that has begun.
     pub(crate) fn forget(&self, number: u64) {
         let mut standing = self.0.lock();
@@ -285,7 +295,17 @@ impl Ordered {
 
 impl Holder for Ordered {
     fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
-        let later = self.take_later(|_, later| why.takes(later.op())).into_iter();
+        let is_meant = |entry: &OrderedEntry, later: &dyn Deferred| {
+            let is_meant = why.takes(later.op());
+            if let Ending::Down(rank, cause) | Ending::Gone(rank, cause) = *why
+                && is_meant
+                && entry.sort == Sort::Memory
+            {
+                self.1.note(rank, cause);
+            }
+            is_meant
+        };
+        let later = self.take_later(is_meant).into_iter();
         ended.extend(later.map(|later| {
             let error = why.error(later.op().rank);
             later.end(error)
@@ -360,7 +380,7 @@ mod tests {
     #[test]
     fn an_operation_whose_deadline_passes_while_it_begins_in_vain_ends_by_it() {
         let chores = Chores::default();
-        let (ordered, deadlines) = (Ordered::new(&chores), Deadlines::new(&chores));
+        let (ordered, deadlines) = (Ordered::new(&chores, Arc::default()), Deadlines::new(&chores));
         let mut op = OpContext::of_runtime(Rank(1), Tag(1), 0, None);
         op.deadline = Deadline::now();
         let waits = Waits::Later(Some(Box::new(Fired(op))));

@@ -10,7 +10,7 @@ use crate::comp::Completion;
 use crate::error::{OpError, ResourceError};
 use crate::local::Local;
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::{Holder, OpContext};
+use crate::op::{Holder, Losses, OpContext};
 use crate::peer::Endpoint;
 use crate::protocol::wire::Control;
 use crate::region::direct::Withdraws;
@@ -41,6 +41,8 @@ pub(crate) struct Port {
     pub(crate) reorder_queue: ReorderQueue,
     /// Operations that wait for events and streams of the user.
     pub(crate) ordered: Ordered,
+    /// Operations on peers' memory that were lost with their peer.
+    pub(crate) losses: Arc<Losses>,
     endpoint: Endpoint,
 }
 
@@ -98,12 +100,13 @@ impl Port {
         pool: Option<PacketPool>,
     ) -> Result<Self, ResourceError> {
         let endpoint = Endpoint::open(local, index, pool)?;
-        let chores = &endpoint.chores;
+        let (chores, losses) = (&endpoint.chores, Arc::<Losses>::default());
         Ok(Self {
             transfers: Transfers::new(local.settings.offers(), chores),
             landings: Landings::new(chores),
             reorder_queue: ReorderQueue::new(chores),
-            ordered: Ordered::new(chores),
+            ordered: Ordered::new(chores, losses.clone()),
+            losses,
             endpoint,
         })
     }
@@ -153,7 +156,7 @@ impl Port {
     pub(crate) fn each_holder(&self, carrier: &Carrier, each: &mut dyn FnMut(&dyn Holder)) {
         let transfers = OfDevice(carrier, self);
         // All fields: a further one is a holder, or says here that it is none.
-        let Self { transfers: _, landings, reorder_queue, ordered, endpoint } = self;
+        let Self { transfers: _, landings, reorder_queue, ordered, losses: _, endpoint } = self;
         let all: [&dyn Holder; 6] =
             [&endpoint.undelivered, ordered, endpoint, &transfers, landings, reorder_queue];
         all.into_iter().for_each(each);

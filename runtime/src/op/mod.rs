@@ -3,6 +3,7 @@
 mod context;
 mod few;
 mod holder;
+mod losses;
 mod on_link;
 mod pending;
 mod table;
@@ -10,6 +11,7 @@ mod table;
 pub(crate) use context::{Ended, OpContext};
 pub(crate) use few::Few;
 pub(crate) use holder::{Ending, Holder};
+pub(crate) use losses::Losses;
 pub(crate) use on_link::{Continuation, OnLink, OnLinks};
 pub use pending::PendingOp;
 pub(crate) use table::{Flow, OpEntry, OpKind, OpTable, Taken};

@@ -69,6 +69,13 @@ impl OnLinks {
         Some(taken)
     }
 
+    /// Returns the peer whose memory an operation is on, if it is on any.
+    pub(crate) fn peer_of_memory(&self, token: u64) -> Option<Rank> {
+        let peer =
+            |one: &OnLink| matches!(one.next, Continuation::Memory { .. }).then_some(one.op.rank);
+        self.all.read(token, peer).flatten()
+    }
+
     /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_on_memory(&self, peer: Rank, before: u64) -> bool {
         self.on_memory.load(Ordering::Acquire) > 0

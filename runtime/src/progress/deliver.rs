@@ -238,7 +238,14 @@ impl Pass<'_> {
 
     /// Ends an operation that a link had.
     fn end_operation(&mut self, token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
-        let Some(OnLink { op, next }) = self.device.outstanding.take(token) else {
+        let outstanding = &self.device.outstanding;
+        if let Err(failure) = &outcome
+            && let OpFailure::Down(cause) = &**failure
+            && let Some(peer) = outstanding.peer_of_memory(token)
+        {
+            self.device.losses.note(peer, cause);
+        }
+        let Some(OnLink { op, next }) = outstanding.take(token) else {
             tracing::error!(token, "a transport ended an operation that it did not have");
             return;
         };

@@ -233,6 +233,7 @@ impl Pass<'_> {
                 Start::Done((comp, status)) => {
                     // Its deadline may have passed since progress looked for late ones.
                     self.inner.note_end(&status);
+                    self.device.ordered.note_loss(number, &status);
                     self.signal(comp.as_ref(), status);
                 }
             }

@@ -3,15 +3,17 @@
 use crate::support::sink::Sink;
 use crate::support::{
     Job, OverLoopback, Watchdog, built, happens, posted, settle, unstarted, until,
+    until_with_errors,
 };
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
 use carrack::transports::verbs::VerbsOptions;
+use carrack::transports::verbs::sys::bindings::IBV_WC_RETRY_EXC_ERR;
 use carrack::{
-    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, RemoteKey, Runtime,
+    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, RemoteKey, Runtime, Status,
     Synchronizer, Tag,
 };
-use carrack_simulators::nic::{Config, Limits, SimulatedNic};
+use carrack_simulators::nic::{Config, Limits, SimulatedNic, Which};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -291,4 +293,26 @@ fn what_a_rank_has_sent_before_it_went_is_heard_though_its_nic_went_first() {
             assert!(status.error.is_none(), "a message was lost: {status:?}");
         }
     }
+}
+
+#[test]
+fn a_flush_behind_an_atomic_that_fails_with_its_link_fails_though_the_rank_is_up() {
+    let _watchdog = Watchdog::over("a link to words");
+    let nics = nics([Config::default(), Config::default()]);
+    let ranks = ranks(&nics);
+    let region = Region::host(64);
+    let (_mr, rmr) = words(&ranks[1], &region).unwrap();
+    add(&ranks, 0, &rmr, 1).unwrap();
+    let held = nics[0].faults().hold_device(0);
+    let (added, flushed) = (Sink::keeping(), Sink::keeping());
+    ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&added).submit().unwrap();
+    assert!(ranks[0].post_flush(Rank(1)).comp(&flushed).try_submit().unwrap().is_posted());
+    nics[0].faults().fail_sends(Which::All, IBV_WC_RETRY_EXC_ERR);
+    drop(held);
+    until_with_errors(&ranks, || added.count() == 1 && flushed.count() == 1);
+    let is_down = |status: Status| matches!(status.ok(), Err(OpError::PeerDown { .. }));
+    assert!(added.take().into_iter().chain(flushed.take()).all(is_down));
+    let later = ranks[0].post_flush(Rank(1)).comp(&flushed).try_submit();
+    assert!(matches!(later, Err(PostError::PeerDown { rank: Rank(1), .. })), "{later:?}");
+    assert!(ranks[0].peer_down(Rank(1)).is_none());
 }

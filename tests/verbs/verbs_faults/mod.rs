@@ -10,6 +10,7 @@
 //! | `receives` | destinations of a message's bytes, and the credits owed for them |
 //! | `together` | short messages that go in one request |
 //! | `ranks` | the same, as a runtime's operations see it |
+//! | `flushes` | flushes behind operations that are lost |
 //! | `words` | errors for devices and ports that are not there |
 //! | `many` | a thousand ranks |
 //! | `few` | processes that have few of something |
@@ -19,6 +20,7 @@
 use crate::support;
 mod calls;
 mod few;
+mod flushes;
 mod limits;
 mod many;
 mod partings;

@@ -53,6 +53,14 @@ impl<T> Slab<T> {
         Some(taken)
     }
 
+    /// Lets `read` see the value of a token. `None` for any other token.
+    pub fn read<R>(&self, token: u64, read: impl FnOnce(&T) -> R) -> Option<R> {
+        let entry = self.entries.get(token as u32 as usize)?;
+        let value = entry.value.lock();
+        let is_its = entry.generation.load(Ordering::Acquire) == (token >> 32) as u32;
+        value.as_ref().filter(|_| is_its).map(read)
+    }
+
     /// Returns the number of values now; visits every slot.
     pub fn len(&self) -> usize {
         self.entries.iter().filter(|entry| entry.value.lock().is_some()).count()

@@ -80,7 +80,9 @@ impl Runtime {
     }
 
     /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the
-    /// device before have ended and are visible there.
+    /// device before have ended and are visible there. If one of them was ever lost because `rank`
+    /// or its link has gone, the flush is [`PeerDown`](PostError::PeerDown). Other failures are
+    /// told by the operations themselves.
     pub fn post_flush(&self, rank: Rank) -> PostFlush<'_> {
         Post::new(self, rank, Tag::default(), ToFlush::new())
     }
@@ -189,13 +191,12 @@ impl Post<'_, ToFlush> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Outcome, PostError> {
         let (device, rank) = (self.device_inner(), self.desc.rank);
-        // Earlier puts have ended with the rank, and not all of them are visible.
-        if let Some(cause) = device.known_route(rank).and_then(|route| route.down()) {
-            return Err(PostError::PeerDown { rank, cause: cause.clone() });
-        }
         let before = device.transfers.now();
         if !device.has_memory_operations(rank, before) {
-            return Ok(self.done(0, Buffer::Empty));
+            return match device.losses.cause(rank) {
+                Some(cause) => Err(PostError::PeerDown { rank, cause }),
+                None => Ok(self.done(0, Buffer::Empty)),
+            };
         }
         let operation = self.desc.context(0, comp.cloned());
         Flush { before, operation, releases: None }.begin(&self.runtime.0, device);
