@@ -19,7 +19,7 @@ struct Fixture {
 }
 
 fn fixture() -> Option<&'static Fixture> {
-    static GROUND: OnceLock<Option<Fixture>> = OnceLock::new();
+    static FIXTURE: OnceLock<Option<Fixture>> = OnceLock::new();
     let make = || {
         let shm = Shm::new(Geometry { slots: 8, chunks: 1, chunk_size: 4096 });
         let identity = Identity { me: PeerId(0), ranks: 1, secret: [0; 16] };
@@ -28,7 +28,7 @@ fn fixture() -> Option<&'static Fixture> {
         let exported = domain.export(&region).ok()?;
         Some(Fixture { domain, region, exported })
     };
-    GROUND.get_or_init(make).as_ref()
+    FIXTURE.get_or_init(make).as_ref()
 }
 
 #[derive(Arbitrary, Debug)]

@@ -67,12 +67,12 @@ pub(crate) fn free_port() -> u16 {
 #[test]
 fn a_rank_that_looks_for_rank_0_in_vain_says_so_before_it_gives_up() {
     let mut command = perf(1, free_port());
-    command.env("MASTER_ADDR", "no-such-host.invalid").env("CARRACK_BOOTSTRAP_TIMEOUT", "8");
+    command.env("CARRACK_BOOTSTRAP_TIMEOUT", "8");
     let heard = started(command).ends();
     assert!(!heard.status.success());
-    let is_news = |line: &&str| line.contains("rank 1 waits for rank 0 at no-such-host.invalid");
+    let is_news = |line: &&str| line.starts_with("carrack: rank 1 waits for rank 0 at 127.0.0.1");
     assert_eq!(heard.stderr.lines().filter(is_news).count(), 1, "{}", heard.stderr);
-    assert!(heard.stderr.contains("no-such-host.invalid cannot be resolved"), "{}", heard.stderr);
+    assert!(heard.stderr.contains("Connection refused"), "{}", heard.stderr);
 }
 
 #[test]

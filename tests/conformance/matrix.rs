@@ -73,7 +73,7 @@ impl Case {
     }
 }
 
-struct MatrixGround {
+struct MatrixFixture {
     ranks: [Runtime; 2],
     pool: PacketPool,
     /// One name, the same on both ranks, for each sort of completion object.
@@ -93,7 +93,7 @@ fn every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last
             (sort, name, sinks)
         })
         .collect();
-    let ground = MatrixGround { ranks, pool, names };
+    let fixture = MatrixFixture { ranks, pool, names };
     let sizes = [OPERATIONS.len(), 6, 6, SIZES.len(), KINDS.len(), KINDS.len() - 2, 2, 2, 2, 2];
     let rows = rows(&sizes, &mut rng);
     for row in &rows {
@@ -112,12 +112,12 @@ fn every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last
         };
         let case = case.possible();
         println!("{case:?}");
-        ground.run(&case, &mut rng);
+        fixture.run(&case, &mut rng);
     }
     println!("{} cases over {}", rows.len(), J::NAME);
 }
 
-impl MatrixGround {
+impl MatrixFixture {
     fn run(&self, case: &Case, rng: &mut SmallRng) {
         let payload = random(rng, case.size);
         let tag = Tag(rng.random_range(0..u64::MAX));

@@ -20,6 +20,7 @@
 //! | [`fnv`] | a short hash, the same in all processes |
 //! | [`fork`] | detection of forks: is this still the process that made an object? |
 //! | [`signals`] | signals to the process that become chores of progress |
+//! | [`stderr`] | lines to the user, from a library whose log few programs show |
 //! | [`trial`] | attempts in a process of their own, because they may cost it its GPU context |
 //! | [`sync`] | rings, queues, free lists: model-checked |
 //!
@@ -58,6 +59,7 @@ pub mod settings;
 pub mod shm;
 #[cfg(not(loom))]
 pub mod signals;
+pub mod stderr;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod tcp;

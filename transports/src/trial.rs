@@ -10,6 +10,7 @@
 //! // Then the work of the program.
 //! ```
 
+use crate::stderr;
 use children::{ChildError, Running, Stream, pause};
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::OsString;
@@ -54,10 +55,7 @@ pub fn answer() {
         return;
     };
     if is_privileged {
-        let _ = writeln!(
-            std::io::stderr(),
-            "carrack: {QUESTION} is not for programs with rights of their own"
-        );
+        stderr::say(format_args!("{QUESTION} is not for programs with rights of their own"));
         std::process::exit(1);
     }
     let said = said_of(&question.to_string_lossy());

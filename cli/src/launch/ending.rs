@@ -49,7 +49,7 @@ impl Ending {
         true
     }
 
-    /// Returns `true` if the job has just begun to end.
+    /// Returns `true` if the job has just begun to end, for any cause.
     pub(super) fn has_just_begun(&self, now: Instant) -> bool {
         self.kill_at.is_some_and(|at| at + TOGETHER > now + GRACE)
     }

@@ -283,7 +283,8 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// Passes a signal from outside on, or ends the job for it; the second time without grace.
+    /// Passes a signal from outside on, or ends the job for it; the second time without grace,
+    /// unless both came together.
     fn told(&mut self, signal: i32) {
         let Some(to_send) = Signal::from_named_raw(signal) else {
             return;

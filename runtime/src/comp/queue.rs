@@ -59,7 +59,7 @@ impl CompQueue {
     ///
     /// # Panics
     ///
-    /// If memory cannot hold as many.
+    /// If no address space can hold as many. Without the memory for them the process aborts.
     pub fn new(length: usize) -> Self {
         let handle = Arc::new(());
         let queue =

@@ -79,7 +79,7 @@ impl Synchronizer {
     ///
     /// # Panics
     ///
-    /// If memory cannot hold as many statuses.
+    /// If no address space can hold as many. Without the memory for them the process aborts.
     pub fn new(threshold: usize) -> Self {
         let threshold = threshold.max(1);
         let statuses = Mutex::new(Vec::with_capacity(threshold));

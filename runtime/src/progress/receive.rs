@@ -30,9 +30,9 @@ impl Receive {
 
     /// Takes a message, and tells the completion object. Returns `true` if that is all there was to
     /// do: the CPU can copy the message, and the object is plain and has room. Else nothing is
-    /// told. Except
-    /// `IN_BATCH` the receive then waits on, and another thread may cancel it, so its buffer stays
-    /// as it was. Otherwise the bytes may be in it; that saves a look at the buffer.
+    /// told, and except `IN_BATCH` the receive waits on. Another thread may then cancel it, so its
+    /// buffer stays as it was. `IN_BATCH`, the bytes may be in the buffer already; that saves a
+    /// look at it.
     #[inline(always)]
     pub(super) fn ends<const HOW: u8>(
         &mut self,

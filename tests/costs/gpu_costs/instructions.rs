@@ -5,7 +5,7 @@
 //! Callgrind runs this program once more and counts them. Instructions of the mock's functions,
 //! and of their callees, are subtracted.
 
-use super::{Ground, mock, put};
+use super::{CostsFixture, mock, put};
 use crate::profile::counted;
 use crate::report::Count;
 use crate::support::{Job, OverShm, built, connect, unstarted};
@@ -56,13 +56,13 @@ const BATCHES: u64 = 20;
 const PIECES: u64 = 1000;
 
 #[inline(never)]
-fn measured_puts(ground: &Ground, from: &Region, to: &RemoteKey, done: &Counter) {
-    (0..WINDOW).for_each(|_| put(ground, from.whole(), to, done));
+fn measured_puts(fixture: &CostsFixture, from: &Region, to: &RemoteKey, done: &Counter) {
+    (0..WINDOW).for_each(|_| put(fixture, from.whole(), to, done));
 }
 
 #[inline(never)]
-fn measured_ends(ground: &Ground, done: &Counter, wanted: u64) {
-    ground.until(|| done.get() == wanted);
+fn measured_ends(fixture: &CostsFixture, done: &Counter, wanted: u64) {
+    fixture.until(|| done.get() == wanted);
 }
 
 #[inline(never)]
@@ -96,28 +96,28 @@ fn puts_in_their_role() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let ground = black_box(Ground::new("put-instructions"));
-    let (from, window) = (ground.plain(), ground.plain());
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let fixture = black_box(CostsFixture::new("put-instructions"));
+    let (from, window) = (fixture.plain(), fixture.plain());
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, done) = (registered.remote_key(), Counter::new());
-    (0..WINDOW).for_each(|_| put(&ground, from.whole(), &to, &done));
-    ground.until(|| done.get() == WINDOW);
+    (0..WINDOW).for_each(|_| put(&fixture, from.whole(), &to, &done));
+    fixture.until(|| done.get() == WINDOW);
     for window in 1..=PUTS / WINDOW {
-        measured_puts(&ground, &from, &to, &done);
-        measured_ends(&ground, &done, (window + 1) * WINDOW);
+        measured_puts(&fixture, &from, &to, &done);
+        measured_ends(&fixture, &done, (window + 1) * WINDOW);
     }
     let wanted = done.get() + 2;
-    ground.word("mock_hold");
-    (0..2).for_each(|_| put(&ground, from.whole(), &to, &done));
-    drop(ground.runtime.progress());
-    measured_fruitless(&ground.runtime);
-    ground.word("mock_release");
-    ground.until(|| done.get() == wanted);
+    fixture.word("mock_hold");
+    (0..2).for_each(|_| put(&fixture, from.whole(), &to, &done));
+    drop(fixture.runtime.progress());
+    measured_fruitless(&fixture.runtime);
+    fixture.word("mock_release");
+    fixture.until(|| done.get() == wanted);
 }
 
 #[inline(never)]
-fn measured_copier_put(ground: &Ground, from: &Region, to: &RemoteKey, done: &Counter) {
-    put(ground, from.slice(0, 8).unwrap(), to, done);
+fn measured_copier_put(fixture: &CostsFixture, from: &Region, to: &RemoteKey, done: &Counter) {
+    put(fixture, from.slice(0, 8).unwrap(), to, done);
 }
 
 #[test]
@@ -125,24 +125,24 @@ fn copier_puts_in_their_role() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let ground = black_box(Ground::with_copier("copier-put-instructions"));
-    let (from, window) = (ground.plain(), ground.plain());
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let fixture = black_box(CostsFixture::with_copier("copier-put-instructions"));
+    let (from, window) = (fixture.plain(), fixture.plain());
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, done) = (registered.remote_key(), Counter::new());
-    let copies = || match ground.gpu.copier() {
+    let copies = || match fixture.gpu.copier() {
         CopierState::On { copies, .. } => copies,
         _ => 0,
     };
     let mut ended = 0;
     while copies() < WARM_UP {
-        put(&ground, from.whole(), &to, &done);
+        put(&fixture, from.whole(), &to, &done);
         ended += 1;
-        ground.until(|| done.get() == ended);
+        fixture.until(|| done.get() == ended);
     }
     let before = copies();
     for message in 1..=MESSAGES {
-        measured_copier_put(&ground, &from, &to, &done);
-        ground.until(|| done.get() == ended + message);
+        measured_copier_put(&fixture, &from, &to, &done);
+        fixture.until(|| done.get() == ended + message);
     }
     assert_eq!(copies() - before, MESSAGES, "the copier had all of them");
 }
@@ -154,15 +154,15 @@ fn messages_in_their_role() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let ground = Ground::new("send-instructions");
+    let fixture = CostsFixture::new("send-instructions");
     let start = |bootstrap| {
-        let driver = Arc::new(mock::open(&ground.library));
+        let driver = Arc::new(mock::open(&fixture.library));
         let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
         builder.bootstrap(Box::new(bootstrap)).start().unwrap()
     };
     let ranks: Vec<Runtime> = black_box(unstarted(2).into_iter().map(start).collect());
     connect(&ranks);
-    let (from, to) = (ground.plain(), ground.plain());
+    let (from, to) = (fixture.plain(), fixture.plain());
     let (sent, received) = (Counter::new(), Counter::new());
     for message in 1..=WARM_UP + MESSAGES {
         let receive =
@@ -183,20 +183,20 @@ fn messages_in_their_role() {
 }
 
 #[inline(never)]
-fn measured_batch(ground: &Ground, pieces: &[Piece<'_>], done: &Counter) {
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(done);
+fn measured_batch(fixture: &CostsFixture, pieces: &[Piece<'_>], done: &Counter) {
+    let mut put = fixture.runtime.post_put_batch(Rank(0), pieces).comp(done);
     put.submit().unwrap();
 }
 
 #[inline(never)]
-fn measured_shuffled(ground: &Ground, pieces: &[Piece<'_>], done: &Counter) {
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(done);
+fn measured_shuffled(fixture: &CostsFixture, pieces: &[Piece<'_>], done: &Counter) {
+    let mut put = fixture.runtime.post_put_batch(Rank(0), pieces).comp(done);
     put.submit().unwrap();
 }
 
 #[inline(never)]
-fn measured_on_the_host(ground: &Ground, pieces: &[Piece<'_>]) {
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces);
+fn measured_on_the_host(fixture: &CostsFixture, pieces: &[Piece<'_>]) {
+    let mut put = fixture.runtime.post_put_batch(Rank(0), pieces);
     put.wait().unwrap();
 }
 
@@ -205,48 +205,48 @@ fn batches_in_their_role() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let ground = black_box(Ground::with_copier("batch-instructions"));
+    let fixture = black_box(CostsFixture::with_copier("batch-instructions"));
     let room = 128 * PIECES as usize;
-    let [from, window] = [0, 1].map(|_| ground.gpu.allocate(room, Flavour::Plain).unwrap());
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let [from, window] = [0, 1].map(|_| fixture.gpu.allocate(room, Flavour::Plain).unwrap());
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, done) = (registered.remote_key(), Counter::new());
     let piece = |at: usize| {
         let start = 128 * (at ^ 1);
         Piece { local: &from, range: start..start + 64, rmr: &to, offset: 128 * at as u64 }
     };
     let pieces: Vec<_> = (0..PIECES as usize).map(piece).collect();
-    let lists = || ground.word("mock_lists");
+    let lists = || fixture.word("mock_lists");
     while lists() == 0 {
-        warm_up(&ground, &pieces, &done);
+        warm_up(&fixture, &pieces, &done);
     }
     let (before, ended) = (lists(), done.get());
     for batch in 1..=BATCHES {
-        measured_batch(&ground, &pieces, &done);
-        ground.until(|| done.get() == ended + batch);
+        measured_batch(&fixture, &pieces, &done);
+        fixture.until(|| done.get() == ended + batch);
     }
     assert_eq!(lists() - before, BATCHES as i32, "the copier had all of them");
     // 389 and 1000 have no divisor in common.
     let shuffled: Vec<_> =
         (0..PIECES as usize).map(|at| piece(at * 389 % PIECES as usize)).collect();
     for batch in 1..=BATCHES {
-        measured_shuffled(&ground, &shuffled, &done);
-        ground.until(|| done.get() == ended + BATCHES + batch);
+        measured_shuffled(&fixture, &shuffled, &done);
+        fixture.until(|| done.get() == ended + BATCHES + batch);
     }
     assert_eq!(lists() - before, 2 * BATCHES as i32, "and these");
 
     let [from, window] = [0, 1].map(|_| Region::host(room));
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let to = registered.remote_key();
     let pieces: Vec<_> =
         pieces.into_iter().map(|piece| Piece { local: &from, rmr: &to, ..piece }).collect();
-    (0..BATCHES).for_each(|_| measured_on_the_host(&ground, &pieces));
+    (0..BATCHES).for_each(|_| measured_on_the_host(&fixture, &pieces));
 }
 
-fn warm_up(ground: &Ground, pieces: &[Piece<'_>], done: &Counter) {
+fn warm_up(fixture: &CostsFixture, pieces: &[Piece<'_>], done: &Counter) {
     let wanted = done.get() + 1;
-    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(done);
+    let mut put = fixture.runtime.post_put_batch(Rank(0), pieces).comp(done);
     put.submit().unwrap();
-    ground.until(|| done.get() == wanted);
+    fixture.until(|| done.get() == wanted);
 }
 
 pub(crate) fn counts() -> Vec<Count> {

@@ -33,14 +33,14 @@ struct Calls {
 }
 
 /// A rank alone, with a GPU of the mock's.
-struct Ground {
+struct CostsFixture {
     library: PathBuf,
     runtime: Runtime,
     gpu: Arc<dyn Gpu>,
     _watchdog: Watchdog,
 }
 
-impl Ground {
+impl CostsFixture {
     fn new(test: &'static str) -> Self {
         Self::of(test, "-DPINNED", false)
     }
@@ -128,8 +128,8 @@ fn a_rank_that_has_host_memory_only_does_not_initialise_cuda() {
 }
 
 /// Puts of device memory to the rank itself.
-fn put(ground: &Ground, from: impl Into<Buffer>, to: &RemoteKey, comp: &Counter) {
-    let mut put = ground.runtime.post_put(Rank(0), from.into(), to, 0).comp(comp);
+fn put(fixture: &CostsFixture, from: impl Into<Buffer>, to: &RemoteKey, comp: &Counter) {
+    let mut put = fixture.runtime.post_put(Rank(0), from.into(), to, 0).comp(comp);
     put.submit().unwrap();
 }
 
@@ -140,55 +140,55 @@ fn copies(copies: i32, switches: i32) -> Calls {
 
 #[test]
 fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
-    let ground = Ground::new("put");
-    let (from, window) = (ground.plain(), ground.plain());
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let fixture = CostsFixture::new("put");
+    let (from, window) = (fixture.plain(), fixture.plain());
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, ended) = (registered.remote_key(), Counter::new());
-    put(&ground, from.whole(), &to, &ended);
-    ground.until(|| ended.get() == 1);
+    put(&fixture, from.whole(), &to, &ended);
+    fixture.until(|| ended.get() == 1);
     for many in [1, 16, 2000] {
         let wanted = ended.get() + many as u64;
-        let post = || (0..many).for_each(|_| put(&ground, from.whole(), &to, &ended));
-        assert_eq!(ground.during(post), copies(many, 2 * many));
+        let post = || (0..many).for_each(|_| put(&fixture, from.whole(), &to, &ended));
+        assert_eq!(fixture.during(post), copies(many, 2 * many));
         // The mock's engine is found done when it is asked for the third time; and of many, an
         // event is recorded.
-        let ends = ground.during(|| ground.until(|| ended.get() == wanted));
+        let ends = fixture.during(|| fixture.until(|| ended.get() == wanted));
         assert!(ends.queries <= 3 && ends.records <= 1 && ends.questions == 0, "{many}: {ends:?}");
     }
     // With any number in flight, progress asks for one of them, once.
-    ground.word("mock_hold");
+    fixture.word("mock_hold");
     let wanted = ended.get() + 40;
-    (0..40).for_each(|_| put(&ground, from.whole(), &to, &ended));
+    (0..40).for_each(|_| put(&fixture, from.whole(), &to, &ended));
     let progress =
-        |calls: i32| ground.during(|| (0..calls).for_each(|_| drop(ground.runtime.progress())));
+        |calls: i32| fixture.during(|| (0..calls).for_each(|_| drop(fixture.runtime.progress())));
     assert_eq!(progress(1).records, 1);
     assert_eq!(progress(100), Calls { queries: 100, ..copies(0, 200) });
-    ground.word("mock_release");
-    ground.until(|| ended.get() == wanted);
+    fixture.word("mock_release");
+    fixture.until(|| ended.get() == wanted);
     // Where the thread has the context, as programs of the CUDA runtime have, it stays.
-    ground.word("mock_enter");
-    let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &ended));
-    assert_eq!(ground.during(post), copies(9, 0));
-    ground.word("mock_leave");
+    fixture.word("mock_enter");
+    let post = || (0..9).for_each(|_| put(&fixture, from.whole(), &to, &ended));
+    assert_eq!(fixture.during(post), copies(9, 0));
+    fixture.word("mock_leave");
     // As it does where the thread was given it: then progress changes none, either, not even for
     // its first question.
-    ground.gpu.make_current().unwrap();
+    fixture.gpu.make_current().unwrap();
     let wanted = ended.get() + 18;
-    assert_eq!(ground.during(post), copies(9, 0));
-    let ends = ground.during(|| ground.until(|| ended.get() == wanted));
+    assert_eq!(fixture.during(post), copies(9, 0));
+    let ends = fixture.during(|| fixture.until(|| ended.get() == wanted));
     assert!(ends.queries <= 3 && ends.switches == 0, "{ends:?}");
-    ground.word("mock_leave");
+    fixture.word("mock_leave");
 }
 
 #[test]
 fn a_thousand_pieces_cost_one_call_and_a_strided_block_another() {
     const PIECES: usize = 1000;
-    let ground = Ground::new("pieces");
-    let region = |len| ground.gpu.allocate(len, Flavour::Plain).unwrap();
+    let fixture = CostsFixture::new("pieces");
+    let region = |len| fixture.gpu.allocate(len, Flavour::Plain).unwrap();
     let (from, window) = (region(PIECES * 128), region(PIECES * 128));
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, ended) = (registered.remote_key(), Counter::new());
-    let batches = || (ground.word("mock_batches"), ground.word("mock_grids"));
+    let batches = || (fixture.word("mock_batches"), fixture.word("mock_grids"));
     // In another order here than there.
     let piece = |at: usize| {
         let start = (at ^ 1) * 128;
@@ -196,92 +196,92 @@ fn a_thousand_pieces_cost_one_call_and_a_strided_block_another() {
     };
     let pieces: Vec<_> = (0..PIECES).map(piece).collect();
     let put = || {
-        let mut put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&ended);
+        let mut put = fixture.runtime.post_put_batch(Rank(0), &pieces).comp(&ended);
         put.submit().unwrap();
     };
     // The first question of all is asked twice: this thread turns out to have no context.
     put();
-    ground.until(|| ended.get() == 1);
+    fixture.until(|| ended.get() == 1);
     let before = batches();
-    assert_eq!(ground.during(put), copies(0, 2));
+    assert_eq!(fixture.during(put), copies(0, 2));
     assert_eq!(batches(), (before.0 + 1, before.1));
-    let ends = ground.during(|| ground.until(|| ended.get() == 2));
+    let ends = fixture.during(|| fixture.until(|| ended.get() == 2));
     assert!(ends.queries <= 3 && ends.records == 0, "{ends:?}");
 
     let block = Strided { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
     let put = || {
         let mut put =
-            ground.runtime.post_put_strided(Rank(0), &from, &block, &to, &block).comp(&ended);
+            fixture.runtime.post_put_strided(Rank(0), &from, &block, &to, &block).comp(&ended);
         put.submit().unwrap();
     };
-    assert_eq!(ground.during(put), copies(0, 2));
+    assert_eq!(fixture.during(put), copies(0, 2));
     assert_eq!(batches(), (before.0 + 1, before.1 + 1));
-    ground.until(|| ended.get() == 3);
+    fixture.until(|| ended.get() == 3);
     // On a stream of the program's: with an event behind it.
-    let stream = ground.gpu.stream().unwrap();
+    let stream = fixture.gpu.stream().unwrap();
     let put = || {
         let mut put =
-            ground.runtime.post_put_batch(Rank(0), &pieces).comp(&ended).on_stream(&stream);
+            fixture.runtime.post_put_batch(Rank(0), &pieces).comp(&ended).on_stream(&stream);
         put.submit().unwrap();
     };
-    assert_eq!(ground.during(put), Calls { records: 1, ..copies(0, 2) });
+    assert_eq!(fixture.during(put), Calls { records: 1, ..copies(0, 2) });
     assert_eq!(batches(), (before.0 + 2, before.1 + 1));
-    ground.until(|| ended.get() == 4);
+    fixture.until(|| ended.get() == 4);
 }
 
 #[test]
 fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
-    let ground = Ground::new("raw");
-    let (from, window) = (ground.plain(), ground.plain());
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let fixture = CostsFixture::new("raw");
+    let (from, window) = (fixture.plain(), fixture.plain());
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, ended) = (registered.remote_key(), Counter::new());
     let region = |hint| {
         // SAFETY: `from` stays to the end, and there are no references to its bytes.
-        unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }
+        unsafe { raw::region(from.addr() as *mut u8, 8, hint, fixture.runtime.gpu_drivers()) }
             .unwrap()
     };
     drop(region(MR_UNKNOWN));
     for (hint, questions) in [(MR_UNKNOWN, 1), (MR_DEVICE, 0)] {
         let mut kept = None;
-        let fresh = || put(&ground, kept.insert(region(hint)).whole(), &to, &ended);
+        let fresh = || put(&fixture, kept.insert(region(hint)).whole(), &to, &ended);
         assert_eq!(
-            ground.during(fresh),
+            fixture.during(fresh),
             Calls { questions, ..copies(1, 2) },
             "{hint:?}, the first time"
         );
-        let again = || put(&ground, kept.as_ref().unwrap().whole(), &to, &ended);
-        assert_eq!(ground.during(again), Calls { questions, ..copies(1, 2) }, "{hint:?}, again");
+        let again = || put(&fixture, kept.as_ref().unwrap().whole(), &to, &ended);
+        assert_eq!(fixture.during(again), Calls { questions, ..copies(1, 2) }, "{hint:?}, again");
     }
-    ground.until(|| ended.get() == 4);
+    fixture.until(|| ended.get() == 4);
 }
 
 #[test]
 fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() {
-    let ground = Ground::new("send");
+    let fixture = CostsFixture::new("send");
     let start = |bootstrap| {
-        let driver = Arc::new(mock::open(&ground.library));
+        let driver = Arc::new(mock::open(&fixture.library));
         let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
         builder.bootstrap(Box::new(bootstrap)).start().unwrap()
     };
     let ranks: Vec<Runtime> = unstarted(2).into_iter().map(start).collect();
     connect(&ranks);
-    let (from, to) = (ground.plain(), ground.plain());
+    let (from, to) = (fixture.plain(), fixture.plain());
     let (sent, received) = (Counter::new(), Counter::new());
     for message in 1..=3 {
         let receive =
             ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).try_submit().unwrap();
         assert!(receive.is_posted());
-        let send = ground.during(|| {
+        let send = fixture.during(|| {
             let mut send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
             send.submit().unwrap();
             ranks[0].progress().unwrap();
         });
-        let arrival = ground.during(|| {
+        let arrival = fixture.during(|| {
             while received.get() < message {
                 ranks[1].progress().unwrap();
             }
         });
-        let end = ground.during(|| {
+        let end = fixture.during(|| {
             while sent.get() < message {
                 ranks[0].progress().unwrap();
             }
@@ -300,20 +300,20 @@ fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() 
 #[test]
 fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
     const AHEAD: u64 = 16;
-    let ground = Ground::new("ring");
-    let (from, window) = (ground.plain(), ground.plain());
-    let registered = ground.runtime.register_memory(&window).unwrap();
+    let fixture = CostsFixture::new("ring");
+    let (from, window) = (fixture.plain(), fixture.plain());
+    let registered = fixture.runtime.register_memory(&window).unwrap();
     let (to, sent) = (registered.remote_key(), Counter::new());
-    let arrived = StreamCounter::new(&ground.runtime, &ground.gpu).unwrap();
-    let name = ground.runtime.register_comp(&arrived).unwrap();
-    let stream = ground.gpu.stream().unwrap();
+    let arrived = StreamCounter::new(&fixture.runtime, &fixture.gpu).unwrap();
+    let name = fixture.runtime.register_comp(&arrived).unwrap();
+    let stream = fixture.gpu.stream().unwrap();
     // From now on there is a stream that could be asked.
     let before = Counter::new();
-    put(&ground, from.whole(), &to, &before);
-    ground.until(|| before.get() == 1);
+    put(&fixture, from.whole(), &to, &before);
+    fixture.until(|| before.get() == 1);
     for step in 0..200 {
-        let calls = ground.during(|| {
-            let put = ground.runtime.post_put(Rank(0), from.whole(), &to, 0).remote_comp(name);
+        let calls = fixture.during(|| {
+            let put = fixture.runtime.post_put(Rank(0), from.whole(), &to, 0).remote_comp(name);
             put.on_stream(&stream).comp(&sent).submit().unwrap();
             arrived.wait_on(&stream, step + 1).unwrap();
         });
@@ -321,7 +321,7 @@ fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
         let questions = i32::from(step == 0);
         let wanted = Calls { copies: 1, records: 1, waits: 1, queries: 0, switches: 4, questions };
         assert_eq!(calls, wanted, "step {step}");
-        ground.until(|| sent.get() + AHEAD > step);
+        fixture.until(|| sent.get() + AHEAD > step);
     }
-    ground.until(|| sent.get() == 200 && arrived.value() == 200);
+    fixture.until(|| sent.get() == 200 && arrived.value() == 200);
 }

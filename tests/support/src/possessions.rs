@@ -30,6 +30,7 @@ impl Possessions {
     /// and a real driver makes its own, so the number of mappings has some slack.
     pub fn within(&self, other: &Self) -> bool {
         let slack = if are_real() { 32 } else { 8 };
+        assert_eq!(self.live.is_some(), other.live.is_some(), "the driver is counted or not");
         let mut live = self.live.iter().flatten().zip(other.live.iter().flatten());
         self.descriptors <= other.descriptors
             && self.mappings <= other.mappings + slack

@@ -1,5 +1,6 @@
 //! A shortage of this process for which connections wait.
 
+use crate::stderr;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::sync::Once;
@@ -35,7 +36,7 @@ impl Shortage {
 pub fn tell(what: &str, why: &str) {
     static FIRST: Once = Once::new();
     FIRST.call_once(|| {
-        eprintln!("carrack: {what} wait until this process has what it lacks: {why}")
+        stderr::say(format_args!("{what} wait until this process has what it lacks: {why}"));
     });
     tracing::warn!(why, "{what} wait until this process has what it lacks");
 }

@@ -95,7 +95,7 @@ pub fn heavy(barrier: Barrier) {
 /// The system call.
 #[cfg(not(any(miri, loom)))]
 mod kernel {
-    use std::io::{self, Write};
+    use std::io;
     use std::time::Duration;
 
     /// Commands of membarrier(2): for all processes, and for this one.
@@ -137,12 +137,11 @@ mod kernel {
     /// Ends the process. Otherwise two threads could be inside one lock, or a message stay unseen.
     #[cold]
     pub(super) fn end(error: &io::Error) -> ! {
-        let _ = writeln!(
-            io::stderr(),
-            "carrack: membarrier(2) failed ({error}), which the kernel granted when this process \
+        crate::stderr::say(format_args!(
+            "membarrier(2) failed ({error}), which the kernel granted when this process \
              started. The locks of this process rely on it, so the process ends. Have the seccomp \
              filter allow membarrier, or install the filter before the first runtime starts"
-        );
+        ));
         std::process::abort()
     }
 }

@@ -86,7 +86,7 @@ impl<T> Queue<T> {
     ///
     /// # Panics
     ///
-    /// If memory cannot hold as many.
+    /// If no address space can hold as many. Without the memory for them the process aborts.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).checked_next_power_of_two();
         let capacity = capacity.expect("a queue of more values than memory holds");

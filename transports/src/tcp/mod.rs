@@ -40,8 +40,8 @@
 //! # Ends
 //!
 //! A peer is gone when it says so, or when its kernel says that no process listens at its address
-//! any more. A peer that had a connection may be closing, and has a second to make another one. It
-//! is also gone when its kernel has not answered for `CARRACK_PEER_TIMEOUT`. A process that
+//! any more. A peer that had a connection may be closing, and has at least a second to make another
+//! one. It is also gone when its kernel has not answered for `CARRACK_PEER_TIMEOUT`. A process that
 //! computes or is stopped is there, since its kernel answers for it.
 
 pub(crate) mod address;

@@ -34,9 +34,9 @@ const CONNECT: Duration = Duration::from_secs(3);
 /// Pause after all addresses were dialled in vain.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Rounds of dialling, a [`PAUSE`] apart, in which a peer that has had a connection may refuse: a
-/// second. One that closes listens no more, and dials by itself for its last messages. On a busy
-/// machine that takes a while.
+/// Rounds of dialling, a [`PAUSE`] apart, in which a peer that has had a connection may refuse: at
+/// least a second. One that closes listens no more, and dials by itself for its last messages. On a
+/// busy machine that takes a while.
 const CLOSING: u32 = 10;
 
 /// Time without an acknowledgement of the peer's kernel after which another connection is tried.

@@ -86,6 +86,7 @@ impl Context {
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
         say!("$ {}", children::spoken(command));
         let (mut tally, repeated) = (Tally::default(), &mut self.repeated);
+        repeated.begin();
         let result = children::run(command, self.limit, |line| {
             children::echo(line);
             tally.read(line);

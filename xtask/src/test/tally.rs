@@ -65,6 +65,11 @@ pub(super) struct Repeated {
 }
 
 impl Repeated {
+    /// Begins with another command: the one before may have died within its list of failures.
+    pub(super) fn begin(&mut self) {
+        (self.is_in_failures, self.began) = (false, None);
+    }
+
     /// Takes in a line of output.
     pub(super) fn read(&mut self, line: &str) {
         if line == "failures:" || line.starts_with("test result: ") {
@@ -99,10 +104,17 @@ mod tests {
         let next = ["---- next stdout ----", "more"];
         let all = [&before[..], &quick, &slow, &long, &wrong, &end, &next].concat();
         all.into_iter().for_each(|line| repeated.read(line));
+        // A program that has died among its failures.
+        for line in ["failures:", "---- last stdout ----"] {
+            repeated.read(line);
+        }
+        repeated.begin();
+        repeated.read("of another program");
         let (first, last) = (&long[..FIRST - 1], &long[100 - LAST..]);
         assert_eq!(
             repeated.lines,
-            [&["report: 3 counts"], &slow[..], first, last, &wrong].concat()
+            [&["report: 3 counts"], &slow[..], first, last, &wrong, &["---- last stdout ----"]]
+                .concat()
         );
     }
 

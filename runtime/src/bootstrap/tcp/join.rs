@@ -16,6 +16,7 @@ use carrack_transports::net::header::{FIRST_OWN, Protocol, REFUSAL, words};
 use carrack_transports::net::proof::{Claim, Role, Session, Unproven};
 use carrack_transports::net::sockets;
 use carrack_transports::net::streams::{Limits, TcpChannel};
+use carrack_transports::stderr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::key::Salt;
@@ -200,7 +201,9 @@ impl Search<'_> {
             }
             if begun.elapsed() > TELL_AFTER && !std::mem::replace(&mut is_said, true) {
                 let (rank, at, seconds) = (self.invitation.rank, &self.address, left.as_secs());
-                eprintln!("carrack: rank {rank} waits for rank 0 at {at}, {seconds} s more: {why}");
+                stderr::say(format_args!(
+                    "rank {rank} waits for rank 0 at {at}, {seconds} s more: {why}"
+                ));
             }
             thread::sleep(pause.min(left));
             pause = (2 * pause).min(LAST_PAUSE);

@@ -35,8 +35,8 @@
 //!
 //! A rank whose connection ends without its announcement is lost ([`BootstrapError::RankGone`] for
 //! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. While ranks are
-//! missing, a process ends the job by a call as one of them with another secret or size. A call as
-//! a rank that is there already ends it as well. All ranks are told at once. Rank 0 tells those,
+//! missing, a process ends the job by a call as one of them with another secret or size, or as a
+//! rank that is there already. All ranks are told at once. Rank 0 tells those,
 //! too, that come within three seconds after its end. A second rank 0 calls the first.
 //! [`finish`](Bootstrap::finish) of rank 0 waits until all others have finished or are lost, so
 //! rank 0 is the last, as in MPI. Start several ranks of one process in threads of their own.

@@ -15,6 +15,7 @@ use carrack_transports::net::proof::{Claim, Key, Role, Session, Unproven};
 use carrack_transports::net::sockets;
 use carrack_transports::net::streams::TcpChannel;
 use carrack_transports::net::watched::Watched;
+use carrack_transports::stderr;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -227,12 +228,12 @@ impl Store {
         let names = (1..).zip(&self.came_from[1..]).filter(|(_, from)| from.is_none());
         let names: Vec<_> = names.take(NAMED).map(|(rank, _)| rank.to_string()).collect();
         let seconds = deadline.saturating_duration_since(now).as_secs();
-        eprintln!(
-            "carrack: rank 0 waits for {missing} of {} ranks, {seconds} s more: rank {}{}",
+        stderr::say(format_args!(
+            "rank 0 waits for {missing} of {} ranks, {seconds} s more: rank {}{}",
             self.server.size(),
             names.join(", "),
             if missing > NAMED { ", ..." } else { "" },
-        );
+        ));
     }
 
     fn accept(&mut self) {

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use carrack_transports::stderr;
+
 use super::key::{JobKey, LEAST_SECRET};
 use crate::bootstrap::MAX_JOB;
 use crate::bootstrap::error::BootstrapError;
@@ -145,7 +147,7 @@ impl Invitation {
                     self.port
                 );
                 // The warning also goes to stderr, because few programs show their log.
-                eprintln!("carrack: {warning}");
+                stderr::say(format_args!("{warning}"));
                 tracing::warn!("{warning}");
             }
             None => {}

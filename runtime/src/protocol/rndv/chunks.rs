@@ -20,7 +20,7 @@ pub(super) struct Sent {
     windows: VecDeque<Window>,
     /// Windows whose end the receiver is told when their chunks have completed: no message can
     /// follow these on the same queue pair.
-    chunked: Vec<ChunkedWindow>,
+    counted: Vec<CountedWindow>,
     /// Chunks that the NIC has.
     in_flight: usize,
     /// Bytes that may go in fragments, after the receiver's NIC has refused further windows.
@@ -33,9 +33,9 @@ pub(super) struct Sent {
     failed: Option<OpError>,
 }
 
-/// Window whose chunks the receiver names one by one.
+/// Window whose chunks are counted: the receiver is told once all have completed.
 #[derive(Debug)]
-struct ChunkedWindow {
+struct CountedWindow {
     at: usize,
     chunks: usize,
     /// `true` if all of its chunks were submitted.
@@ -62,7 +62,7 @@ impl Sent {
             rx,
             sent: 0,
             windows: VecDeque::new(),
-            chunked: Vec::new(),
+            counted: Vec::new(),
             in_flight: 0,
             limit: 0,
             is_refused: false,
@@ -137,9 +137,9 @@ impl Sent {
         if in_order {
             return is_given.then_some(at);
         }
-        match self.chunked.iter_mut().find(|window| window.at == at) {
+        match self.counted.iter_mut().find(|window| window.at == at) {
             Some(window) => (window.chunks, window.is_given) = (window.chunks + 1, is_given),
-            None => self.chunked.push(ChunkedWindow { at, chunks: 1, is_given }),
+            None => self.counted.push(CountedWindow { at, chunks: 1, is_given }),
         }
         None
     }
@@ -167,10 +167,10 @@ impl Sent {
             self.fail(error);
             return None;
         }
-        let found = self.chunked.iter().position(|window| window.at == at)?;
-        let window = &mut self.chunked[found];
+        let found = self.counted.iter().position(|window| window.at == at)?;
+        let window = &mut self.counted[found];
         window.chunks -= 1;
-        (window.is_given && window.chunks == 0).then(|| self.chunked.swap_remove(found).at)
+        (window.is_given && window.chunks == 0).then(|| self.counted.swap_remove(found).at)
     }
 }
 

@@ -90,6 +90,10 @@ impl Outgoing {
         refused: bool,
     ) {
         sending.refusals = if refused { sending.refusals + 1 } else { 0 };
+        if refused {
+            // The peer's kernel has answered.
+            sending.alive_at = Instant::now();
+        }
         let may_close = sending.other > 0 && sending.refusals <= CLOSING;
         let cause = if refused && !may_close {
             format!("no process listens at its address any more: {why}")
