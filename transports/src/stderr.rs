@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write as _};
 
-/// Writes a line, unless nobody reads stderr any more.
+/// Writes a line, or nothing where stderr is closed.
 pub fn say(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "carrack: {line}");
 }

@@ -5,7 +5,7 @@
 //!                                                its length in 16 bits | hash of all before 64
 //! ```
 //!
-//! The hash is FNV-1a. It finds damage; whoever is in the job can forge a key.
+//! The hash is FNV-1a. It finds damage, not forgery: any rank of the job can compute it.
 //!
 //! A pair is the key by which a transport maps the region, under the transport's name. Two names
 //! that no transport has are used, too. One stands for the tag of the owner's job, one for the
