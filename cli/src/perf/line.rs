@@ -7,7 +7,7 @@ use super::seat::{Pace, Seat};
 use carrack::buffer::{RegionSlice, SendBuffer};
 use carrack::post::{Kind, Post, PostRecv};
 use carrack::transports::mem::Transfer;
-use carrack::{Buffer, CompQueue};
+use carrack::{Buffer, CompQueue, Status};
 use std::collections::VecDeque;
 
 /// Operations of one size, one after another. The loop is compiled for each kind of line.
@@ -214,20 +214,20 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K,
     fn take(&mut self, count: u64) -> Result<(), PerfError> {
         for _ in 0..count {
             self.post_spare()?;
-            let status = loop {
-                if let Some(status) = self.ended.pop() {
-                    break status;
+            while !self.is_spare {
+                // The parts of a status are moved, and not all of it once more.
+                match self.ended.pop() {
+                    None => self.seat.until(|| !self.ended.is_empty())?,
+                    Some(Status { error: Some(error), .. }) => return Err((*error).into()),
+                    Some(Status { size: got, .. }) if got != self.size => {
+                        return Err(PerfError::Length { what: "send", size: self.size, got });
+                    }
+                    Some(Status { buffer, .. }) => {
+                        self.receive.refill(buffer);
+                        self.is_spare = true;
+                    }
                 }
-                self.seat.until(|| !self.ended.is_empty())?;
-            };
-            if let Some(error) = status.error {
-                return Err((*error).into());
             }
-            if status.size != self.size {
-                return Err(PerfError::Length { what: "send", size: self.size, got: status.size });
-            }
-            self.receive.refill(status.buffer);
-            self.is_spare = true;
         }
         Ok(())
     }

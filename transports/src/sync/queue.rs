@@ -173,11 +173,24 @@ impl<T> Queue<T> {
     #[inline(always)]
     pub fn pop(&self) -> Option<T> {
         let (at, cell) = self.head.claim(&self.cells, 1)?;
+        // A guard, so that the value is moved once, to where the caller has room for it.
+        let _free = FreedCell { cell, turn: at.wrapping_add(self.capacity()) };
         // SAFETY: the position was given to this thread alone, and the turn said that its push has
         // ended.
-        let value = cell.value.with(|slot| unsafe { (*slot).assume_init_read() });
-        cell.turn.store(at.wrapping_add(self.capacity()), Ordering::Release);
-        Some(value)
+        Some(cell.value.with(|slot| unsafe { (*slot).assume_init_read() }))
+    }
+}
+
+/// A cell that a push of a later turn may use from the drop on.
+struct FreedCell<'a, T> {
+    cell: &'a Cell<T>,
+    turn: usize,
+}
+
+impl<T> Drop for FreedCell<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.cell.turn.store(self.turn, Ordering::Release);
     }
 }
 

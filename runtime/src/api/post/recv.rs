@@ -106,11 +106,13 @@ impl Kind for Recv<'_> {
         is_back
     }
 
+    #[inline]
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        match post.in_pieces() {
-            Some(called) => called,
-            None => post.call_recv(),
-        }
+        let is_plain = !matches!(post.kind.buffer, Buffer::List(_) | Buffer::Region(_))
+            && !post.desc.mode.waits()
+            && post.desc.required.is_none()
+            && post.order.is_none();
+        if is_plain { post.post_now() } else { post.call_in_full() }
     }
 
     fn ticket(&self) -> Option<Ticket> {
@@ -119,11 +121,15 @@ impl Kind for Recv<'_> {
 }
 
 impl Post<'_, Recv<'_>> {
-    fn call_recv(&mut self) -> Result<Outcome, PostError> {
-        if self.desc.mode.waits() {
-            return self.call_and_wait();
+    /// Posts it with all options that there are.
+    #[cold]
+    #[inline(never)]
+    fn call_in_full(&mut self) -> Result<Outcome, PostError> {
+        match self.in_pieces() {
+            Some(called) => called,
+            None if self.desc.mode.waits() => self.call_and_wait(),
+            None => self.post(),
         }
-        self.post()
     }
 
     #[inline(always)]
@@ -305,7 +311,11 @@ impl Carries for Recv<'_> {
 
     #[inline]
     fn hold(&mut self, buffer: Buffer) {
-        (self.buffer, self.is_spent) = (buffer, false);
+        let before = std::mem::replace(&mut self.buffer, buffer);
+        if std::mem::replace(&mut self.is_spent, false) {
+            // There is nothing in it to be dropped, which only this line knows.
+            std::mem::forget(before);
+        }
     }
 
     fn take(&mut self) -> Self {

@@ -70,8 +70,10 @@ impl<K: Kind> Post<'_, K> {
         // The outcome is looked at where it is: to move it, the processor would wait for the stores
         // that wrote it.
         match self.post_as(Mode::SUBMIT) {
-            Ok(ref outcome) => {
+            Ok(outcome) => {
                 debug_assert!(outcome.is_posted(), "the object is told");
+                // `Posted` has nothing to be dropped.
+                std::mem::forget(outcome);
                 Ok(())
             }
             Err(error) => Err(error),
