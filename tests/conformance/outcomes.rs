@@ -23,6 +23,7 @@ over_each_transport!(
     a_submit_tells_a_queue_at_once_and_a_handler_in_progress,
     a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
     wildcards_and_ranks_that_do_not_exist_are_refused,
+    devices_and_engines_of_another_runtime_are_refused,
     a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_error,
     a_receive_into_immutable_bytes_is_refused_and_gives_them_back,
     a_path_that_is_demanded_is_taken_or_refused_with_the_reason,
@@ -30,6 +31,27 @@ over_each_transport!(
     a_handler_that_panics_fails_its_delivery_and_nothing_else,
     a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_runtime,
 );
+
+/// The two runtimes of a pair are of one job, and yet two.
+fn devices_and_engines_of_another_runtime_are_refused<J: Job>() {
+    let [zero, one] = &J::pair();
+    let (device, engine) = (one.default_device(), one.default_matching_engine());
+    let done = CompQueue::new(1);
+    let refused = |error: Option<PostError>| assert!(matches!(error, Some(PostError::Foreign)));
+    let send = || zero.post_send(Rank(1), b"x", Tag(1));
+    refused(send().device(device).try_submit().err());
+    refused(send().device(device).submit().err());
+    refused(send().matching_engine(engine).submit().err());
+    let waited = send().device(device).wait();
+    assert!(matches!(waited, Err(AwaitError::Post(PostError::Foreign))), "{waited:?}");
+    let awaited = zero.block_on(send().device(device).into_future()).unwrap();
+    assert!(matches!(awaited, Err(AwaitError::Post(PostError::Foreign))), "{awaited:?}");
+    let receive = zero.post_recv(Rank(1), vec![0], Tag(1)).comp(&done);
+    refused(receive.matching_engine(engine).submit().err());
+    refused(zero.post_flush(Rank(1)).device(device).comp(&done).submit().err());
+    assert!(matches!(zero.progress_device(device), Err(ProgressError::Foreign)));
+    send().device(zero.default_device()).wait().unwrap();
+}
 
 fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
     let mut rng = rng();

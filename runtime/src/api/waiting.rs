@@ -22,8 +22,14 @@ impl Runtime {
     }
 
     /// Makes progress on one device. Returns `true` if anything moved.
+    ///
+    /// # Errors
+    /// See [`progress`](Self::progress); and the device is another runtime's.
     #[inline]
     pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
+        if device.0.runtime != self.0.id {
+            return Err(ProgressError::Foreign);
+        }
         self.0.note_driven();
         self.0.progress(&device.0)
     }

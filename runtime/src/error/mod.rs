@@ -105,6 +105,9 @@ pub enum AwaitError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgressError {
+    /// The device is another runtime's.
+    #[error("the device belongs to another runtime; use one of this runtime")]
+    Foreign,
     /// A completion object has no room. Deliveries for it wait, in order, and nothing is lost;
     /// those for other objects pass. It is reported once for as long as any of them wait.
     #[error(

@@ -70,6 +70,11 @@ pub enum PostError {
         /// The missing requirement.
         why: String,
     },
+    /// The device or the matching engine is another runtime's.
+    #[error(
+        "the device or the matching engine belongs to another runtime; use one of this runtime"
+    )]
+    Foreign,
     /// The required path is not the one to this peer.
     #[error(
         "the path to {rank} is {chosen}, not the required {required}: {why}; leave .require out to \

@@ -293,6 +293,12 @@ impl Engines {
         Some(place.get().unwrap_or_else(|| Self::begin(place, index)))
     }
 
+    /// Returns `true` if the engine is one of these.
+    #[inline]
+    pub(crate) fn has(&self, engine: &MatchingEngine) -> bool {
+        self.get(engine.index()).is_some_and(|own| Arc::ptr_eq(&own.0, &engine.0))
+    }
+
     #[cold]
     fn begin(place: &OnceLock<MatchingEngine>, index: u16) -> &MatchingEngine {
         let engine = place.get_or_init(|| MatchingEngine::new(index));

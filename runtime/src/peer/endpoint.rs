@@ -32,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A device as its peers see it.
 pub(crate) struct Endpoint {
     pub(crate) index: u32,
+    /// Number of its runtime in this process.
+    pub(crate) runtime: u64,
     pub(crate) lanes: Box<[Lane]>,
     /// Transports that this rank has opened, and that have no device.
     pub(crate) refused: Box<[Unavailable]>,
@@ -158,6 +160,7 @@ impl Endpoint {
         let chores = Chores::waking(&local.sleepers);
         Ok(Self {
             index,
+            runtime: local.id,
             lanes: lanes.into(),
             refused: refused.into(),
             routes: (0..local.size).map(|_| OnceLock::new()).collect(),

@@ -4,7 +4,8 @@
 use crate::gpu::Grid;
 
 /// Block of up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` rows
-/// in a plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes.
+/// in a plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes. A row
+/// begins behind the end of the one before, and so does a plane.
 ///
 /// ```
 /// use carrack_transports::mem::Strided;
@@ -28,10 +29,11 @@ pub struct Strided {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StridedError {
-    /// The block's rows or planes would overlap.
+    /// The block's rows or planes would overlap, or interleave.
     #[error(
-        "{what} of a strided block begin {pitch} bytes apart and have {len} bytes: they would \
-        overlap; make the pitch, from the beginning of one to that of the next, {len} bytes or more"
+        "{what} of a strided block begin {pitch} bytes apart and reach over {len} bytes: they may \
+        neither overlap nor interleave; make the pitch, from the beginning of one to that of the \
+        next, {len} bytes or more, or put each plane as a block of its own"
     )]
     Pitch {
         /// `rows` or `planes`.

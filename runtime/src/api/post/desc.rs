@@ -67,6 +67,8 @@ impl Mode {
     pub(super) const MORE: u8 = 8;
     /// Mark: the post came to `Done` or `Posted`.
     pub(super) const SPENT: u8 = 16;
+    /// Mark: an option names an object of another runtime.
+    pub(super) const FOREIGN: u8 = 32;
 
     #[inline(always)]
     fn has(self, mark: u8) -> bool {
@@ -106,6 +108,11 @@ impl Mode {
     #[inline(always)]
     pub(super) fn has_more(self) -> bool {
         self.has(Self::MORE)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_foreign(self) -> bool {
+        self.has(Self::FOREIGN)
     }
 
     #[inline(always)]

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 /// The first poll posts the operation. It is [`PostError::Undriven`] if nothing has made progress
 /// before: no [`drive`](Runtime::drive), no progress thread, no call of
 /// [`progress`](Runtime::progress). The operation waits in the peer's backlog if necessary; while
-/// that is full, progress wakes it to try again. Dropping the future early detaches the operation,
-/// which goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` has no
-/// effect here.
+/// that is full, progress wakes it to try again. Dropping the future of a
+/// [posted](Self::is_posted) operation detaches the operation, which goes on and keeps its buffer;
+/// a [`deadline`](Post::deadline) limits it. `.comp` has no effect here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
     state: OperationState<'a, K>,
@@ -88,9 +88,13 @@ impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
 }
 
 impl<'a, K: Kind + Unpin> Post<'a, K> {
-    /// Posts the operation now, unless it has to be retried, and returns the future: so that
-    /// several are in flight at the same time. It is never [`PostError::Undriven`]: where nothing
-    /// makes progress, its future does not end.
+    /// Posts the operation now, and returns the future: so that several are in flight at the same
+    /// time. It is never [`PostError::Undriven`]: where nothing makes progress, its future does not
+    /// end.
+    ///
+    /// While the peer's backlog is full, a poll of the future posts the operation once there is
+    /// room. What is posted in between is then earlier, and dropping the future before posts
+    /// nothing: [`is_posted`](Operation::is_posted) tells.
     pub fn start(self) -> Operation<'a, K> {
         let mut operation = self.into_future();
         operation.post();
@@ -115,6 +119,14 @@ impl<K: Kind> Operation<'_, K> {
         match &self.state {
             OperationState::Posted(ticket) => *ticket,
             _ => None,
+        }
+    }
+
+    /// Returns `true` once the operation is posted: it goes on without its future.
+    pub fn is_posted(&self) -> bool {
+        match self.state {
+            OperationState::Posted(_) | OperationState::Spent => true,
+            OperationState::Unposted(_) | OperationState::Refused(_) => false,
         }
     }
 

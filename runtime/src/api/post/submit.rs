@@ -49,7 +49,7 @@ impl<K: Kind> Post<'_, K> {
     /// it is [`PostError::Spent`].
     #[inline]
     pub fn try_submit(&mut self) -> Result<Outcome, PostError> {
-        self.check_comp()?;
+        self.check_options()?;
         K::post(self)
     }
 
@@ -66,7 +66,7 @@ impl<K: Kind> Post<'_, K> {
     /// the sender of its own message is always accepted.
     #[inline]
     pub fn submit(&mut self) -> Result<(), PostError> {
-        self.check_comp()?;
+        self.check_options()?;
         // The outcome is looked at where it is: to move it, the processor would wait for the stores
         // that wrote it.
         match self.post_as(Mode::SUBMIT) {
@@ -90,6 +90,9 @@ impl<K: Kind> Post<'_, K> {
     /// [`AwaitError::Op`]: it failed. If the runtime has given the buffer back, the operation has
     /// it again, and can be posted once more.
     pub fn wait(&mut self) -> Result<Status, AwaitError> {
+        if self.desc.mode.is_foreign() {
+            return Err(PostError::Foreign.into());
+        }
         match self.post_as(Mode::WAIT)? {
             Outcome::Done(Status { error: Some(error), buffer, .. }) => {
                 if self.kind.take_back(buffer) {
@@ -111,7 +114,10 @@ impl<K: Kind> Post<'_, K> {
     }
 
     #[inline(always)]
-    fn check_comp(&self) -> Result<(), PostError> {
+    fn check_options(&self) -> Result<(), PostError> {
+        if self.desc.mode.is_foreign() {
+            return Err(PostError::Foreign);
+        }
         match self.desc.comp.is_some() || self.kind.may_end_unseen() {
             true => Ok(()),
             false => Err(PostError::NoCompletion(K::NAME)),
