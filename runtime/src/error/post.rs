@@ -71,9 +71,7 @@ pub enum PostError {
         why: String,
     },
     /// The device or the matching engine is another runtime's.
-    #[error(
-        "the device or the matching engine belongs to another runtime; use one of this runtime"
-    )]
+    #[error("the device or matching engine belongs to another runtime; use one of this runtime")]
     Foreign,
     /// The required path is not the one to this peer.
     #[error(

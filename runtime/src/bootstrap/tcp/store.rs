@@ -390,8 +390,8 @@ impl Store {
             return Some((why, None));
         }
         if rank == 0 {
-            let why = "rank 0 is there already; give each process a RANK, or each node a --node, of \
-                its own, and end what is left of earlier jobs";
+            let why = "rank 0 is there already; give each process a RANK, or each node a --node, \
+                of its own, and end what is left of earlier jobs";
             let is_this_process = claim.device == self.claim.device;
             return Some((why.into(), (!is_this_process).then_some(Departure::CameTwice)));
         }
