@@ -214,7 +214,7 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K,
     fn take(&mut self, count: u64) -> Result<(), PerfError> {
         for _ in 0..count {
             self.post_spare()?;
-            while !self.is_spare {
+            let buffer = loop {
                 // The parts of a status are moved, and not all of it once more.
                 match self.ended.pop() {
                     None => self.seat.until(|| !self.ended.is_empty())?,
@@ -222,12 +222,11 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K,
                     Some(Status { size: got, .. }) if got != self.size => {
                         return Err(PerfError::Length { what: "send", size: self.size, got });
                     }
-                    Some(Status { buffer, .. }) => {
-                        self.receive.refill(buffer);
-                        self.is_spare = true;
-                    }
+                    Some(Status { buffer, .. }) => break buffer,
                 }
-            }
+            };
+            self.receive.refill(buffer);
+            self.is_spare = true;
         }
         Ok(())
     }
