@@ -101,7 +101,13 @@ impl Post<'_, Batch<'_>> {
                     rest.join.take_back(None);
                     return false;
                 }
-                Err(error) => rest.join.take_back(Some(OpError::of_post(error, self.desc.rank))),
+                Err(error) => {
+                    if let PostError::PeerDown { rank, cause } = &error {
+                        // The batch was accepted: what of it did not begin is lost.
+                        self.device_inner().losses.note(*rank, cause);
+                    }
+                    rest.join.take_back(Some(OpError::of_post(error, self.desc.rank)));
+                }
             }
             rest.parts.pop_front();
         }
