@@ -1,4 +1,4 @@
-//! Check of the disk's free space: a run that fills the disk fails where nothing is wrong.
+//! Look at the disk's free space: a run that fills the disk fails where nothing is wrong.
 
 use rustix::fs::statvfs;
 
@@ -8,7 +8,8 @@ use super::step::{Context, Outcome, Stopped};
 /// in a fresh clone).
 const NEEDED: u64 = 12 << 30;
 
-/// Checks the free space. Files of an earlier build count as free, since they are overwritten.
+/// Warns if the free space may be too small, here and at the run's end: whether it is shows when a
+/// step fails. Files of an earlier build count as free, since they are overwritten.
 pub(super) fn step(context: &mut Context) -> Outcome {
     let target = &context.workspace.target;
     let there = target.ancestors().find(|folder| folder.exists()).unwrap_or(target);
@@ -24,8 +25,11 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         return Ok(());
     }
     let needed = needed as f64 / 1e9;
-    Err(Stopped::Failed(format!(
-        "{left}, and the run builds about {needed:.0} GB: make room, or name another folder with \
-        CARGO_TARGET_DIR"
-    )))
+    let warning = format!(
+        "warning: {left}, and the run builds about {needed:.0} GB: if a step fails for lack of \
+        room, make room, or name another folder with CARGO_TARGET_DIR"
+    );
+    say!("{warning}");
+    context.repeated.lines.push(warning);
+    Ok(())
 }

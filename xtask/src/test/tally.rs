@@ -53,7 +53,7 @@ const REPORT: &str = "report: ";
 const FIRST: usize = 10;
 const LAST: usize = 30;
 
-/// Lines that stand again at the end of the run: reports, and what the tests that failed printed.
+/// Lines that stand again at the end of the run: reports, warnings, and what failed tests printed.
 /// CI may keep no more than the end.
 #[derive(Debug, Default)]
 pub(super) struct Repeated {
