@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 over_each_transport!(
     a_message_longer_than_its_receive_fails_there_and_writes_nothing,
     an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself,
+    a_receive_that_is_posted_again_takes_the_options_that_it_has_then,
+    a_receive_that_is_posted_again_ends_if_its_sender_has_gone_meanwhile,
     long_borrowed_bytes_are_refused_unless_the_call_waits,
     an_operation_that_would_end_unseen_is_refused_and_keeps_its_buffer,
     a_submit_tells_a_queue_at_once_and_a_handler_in_progress,
@@ -145,6 +147,73 @@ fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<
     assert_eq!((arrived.count(), ranks[1].default_matching_engine().waiting().0), (2, 2));
     let word = region.whole().to_vec().unwrap();
     assert_eq!(u64::from_le_bytes(word.try_into().unwrap()), u64::from_le_bytes([2; 8]) + 1);
+}
+
+/// A receive remembers where it waits: an option that is set later counts nevertheless.
+fn a_receive_that_is_posted_again_takes_the_options_that_it_has_then<J: Job>() {
+    let ranks = J::pair();
+    let [zero, one] = &ranks;
+    let (engines, ended) =
+        ([zero, one].map(|rank| rank.matching_engine().unwrap()), Sink::keeping());
+    let numbers: [[u8; 8]; 7] = std::array::from_fn(|at| (at as u64).to_le_bytes());
+    let send = |number: usize| zero.post_send(Rank(1), &numbers[number], Tag(1));
+    let arrives = |number: usize| {
+        let status = ended.one(&ranks);
+        assert_eq!((status.rank, status.bytes()), (Rank(0), Some(&numbers[number][..])));
+    };
+    let mut receive = one.post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&ended);
+    for number in [1, 2] {
+        receive.submit().unwrap();
+        let ticket = receive.ticket().expect("it waits");
+        sent(&ranks, || send(number).try_submit());
+        arrives(number);
+        assert!(!one.cancel(&ticket).unwrap(), "it has ended");
+        receive.refill(vec![0; 8]);
+    }
+    sent(&ranks, || send(3).try_submit());
+    settle(&ranks);
+    receive.submit().unwrap();
+    assert_eq!(receive.ticket(), None, "its message was there");
+    arrives(3);
+
+    let mut receive = receive.matching(Matching::TagOnly);
+    receive.refill(vec![0; 8]).submit().unwrap();
+    sent(&ranks, || send(4).matching(Matching::TagOnly).try_submit());
+    arrives(4);
+
+    let mut receive = receive.matching_engine(&engines[1]);
+    receive.refill(vec![0; 8]).submit().unwrap();
+    sent(&ranks, || send(5).matching(Matching::TagOnly).matching_engine(&engines[0]).try_submit());
+    arrives(5);
+
+    // A policy that does not look at the rank takes any.
+    let mut receive = one.post_recv(Rank(7), vec![0; 8], Tag(1)).comp(&ended);
+    receive = receive.matching(Matching::TagOnly);
+    receive.submit().unwrap();
+    sent(&ranks, || send(6).matching(Matching::TagOnly).try_submit());
+    arrives(6);
+    receive = receive.matching(Matching::RankTag);
+    let refused = receive.refill(vec![0; 8]).submit();
+    assert!(matches!(refused, Err(PostError::NoSuchRank { .. })), "{refused:?}");
+}
+
+fn a_receive_that_is_posted_again_ends_if_its_sender_has_gone_meanwhile<J: Job>() {
+    let [zero, one] = J::pair();
+    let ended = Sink::keeping();
+    let mut receive = one.post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&ended);
+    let ranks = [zero, one.clone()];
+    for number in [1_u64, 2] {
+        receive.submit().unwrap();
+        sent(&ranks, || ranks[0].post_send(Rank(1), &number.to_le_bytes(), Tag(1)).try_submit());
+        assert_eq!(ended.one(&ranks).value(), Some(number));
+        receive.refill(vec![0; 8]);
+    }
+    let [zero, one] = ranks;
+    drop(zero);
+    let ranks = [one];
+    until(&ranks, || ranks[0].peer_down(Rank(0)).is_some());
+    receive.submit().unwrap();
+    assert!(matches!(ended.one(&ranks).error.as_deref(), Some(OpError::PeerDown { .. })));
 }
 
 fn long_borrowed_bytes_are_refused_unless_the_call_waits<J: Job>() {

@@ -3,7 +3,7 @@
 use super::Runtime;
 use crate::error::{OpError, PostError, ProgressError};
 use crate::matching::{Envelope, MatchingEngine, Ticket};
-use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
+use crate::names::{Matching, Rank, Tag};
 use crate::op::Ended;
 use crate::progress::Core;
 
@@ -93,7 +93,7 @@ impl<'a> Probe<'a> {
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {
             return Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.size() - 1 });
         }
-        let engine = self.engine.unwrap_or_else(|| self.runtime.0.engine(DEFAULT_ENGINE));
+        let engine = self.engine.unwrap_or_else(|| self.runtime.0.engines.default_engine());
         Ok(engine.probe(policy, self.rank, self.tag))
     }
 }

@@ -7,7 +7,7 @@ use crate::comp::AsCompletion;
 use crate::datapath::Device;
 use crate::error::{ResourceError, StartError};
 use crate::matching::MatchingEngine;
-use crate::names::{DEFAULT_ENGINE, Rank, RemoteComp};
+use crate::names::{Rank, RemoteComp};
 use crate::peer::PeerState;
 use crate::progress::{Core, ProgressThread};
 use crate::settings::Settings;
@@ -125,7 +125,7 @@ impl Runtime {
 
     /// Returns the matching engine that operations use when none is named.
     pub fn default_matching_engine(&self) -> &MatchingEngine {
-        self.0.engine(DEFAULT_ENGINE)
+        self.0.engines.default_engine()
     }
 
     /// Returns the longest eager message in bytes.

@@ -1,6 +1,6 @@
 //! A place where messages and receives meet.
 
-use super::table::Table;
+use super::table::{HashedKey, Table};
 use super::{MatchKey, Matching};
 use crate::error::{OpError, ResourceError};
 use crate::names::{COLLECTIVE_ENGINE, DEFAULT_ENGINE, Rank, Tag};
@@ -162,13 +162,12 @@ impl MatchingEngine {
     #[inline(always)]
     pub(crate) fn receive(
         &self,
-        policy: Matching,
-        rank: Rank,
-        tag: Tag,
+        key: &HashedKey,
         fill: impl FnOnce(&mut Receive),
     ) -> Result<Unexpected, Ticket> {
-        let key = MatchKey::new(policy, rank, tag);
-        self.0.table.meet_a(key, fill).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
+        let Inner { index, table } = &*self.0;
+        let ticket = |stamp| Ticket { engine: *index, key: key.key(), stamp };
+        table.meet_a(*key, fill).map_err(ticket)
     }
 
     /// Gives the receive that a message meets to `ends`, and takes it if the result is `true`.
@@ -274,6 +273,8 @@ impl std::fmt::Debug for MatchingEngine {
 /// A message may name an engine that this rank is about to make: its place is made when it is first
 /// named.
 pub(crate) struct Engines {
+    /// The first of them, at hand.
+    default: MatchingEngine,
     engines: Box<[OnceLock<MatchingEngine>]>,
     made: AtomicUsize,
 }
@@ -283,7 +284,18 @@ impl Engines {
     const LIMIT: usize = 256;
 
     pub(crate) fn new() -> Self {
-        Self { engines: (0..Self::LIMIT).map(|_| OnceLock::new()).collect(), made: 2.into() }
+        let engines: Box<[_]> = (0..Self::LIMIT).map(|_| OnceLock::new()).collect();
+        let default = MatchingEngine::new(DEFAULT_ENGINE);
+        if let Some(place) = engines.get(usize::from(DEFAULT_ENGINE)) {
+            let _ = place.set(default.clone());
+        }
+        Self { default, engines, made: 2.into() }
+    }
+
+    /// Returns the engine of operations that name none.
+    #[inline(always)]
+    pub(crate) fn default_engine(&self) -> &MatchingEngine {
+        &self.default
     }
 
     /// Returns the engine of a number from the wire, or `None` for an impossible one.

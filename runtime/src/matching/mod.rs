@@ -14,6 +14,7 @@ mod table;
 pub use crate::names::Matching;
 pub(crate) use engine::{Content, Engines, Receive, Unexpected};
 pub use engine::{Envelope, MatchingEngine, Ticket};
+pub(crate) use table::HashedKey;
 
 use crate::error::PostError;
 use crate::names::{Rank, Tag};

@@ -61,6 +61,26 @@ enum MatchValue<A, B> {
     B(B),
 }
 
+/// A key with its hash, for repeated lookups.
+#[derive(Clone, Copy)]
+pub(crate) struct HashedKey {
+    key: MatchKey,
+    hash: u64,
+}
+
+impl HashedKey {
+    pub(super) fn key(&self) -> MatchKey {
+        self.key
+    }
+}
+
+impl From<MatchKey> for HashedKey {
+    #[inline(always)]
+    fn from(key: MatchKey) -> Self {
+        Self { key, hash: hash(&key) }
+    }
+}
+
 impl<A, B: Default> MatchPlace<A, B> {
     /// Puts in an `A`.
     #[inline]
@@ -399,8 +419,12 @@ impl<A, B: Default> Table<A, B> {
     /// # Errors
     /// The stamp of the value that waits.
     #[inline(always)]
-    pub(crate) fn meet_a(&self, key: MatchKey, fill: impl FnOnce(&mut B)) -> Result<A, u64> {
-        let hash = hash(&key);
+    pub(super) fn meet_a(
+        &self,
+        key: impl Into<HashedKey>,
+        fill: impl FnOnce(&mut B),
+    ) -> Result<A, u64> {
+        let HashedKey { key, hash } = key.into();
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash);
         if let Some((head, above)) = line

@@ -13,7 +13,6 @@ use crate::comp::{Completion, Ranks};
 use crate::datapath::{OrderedEntry, Sort, Waits};
 use crate::error::PostError;
 use crate::matching::Ticket;
-use crate::names::DEFAULT_ENGINE;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
@@ -272,7 +271,7 @@ impl Post<'_, Recv<'_>> {
             return self.called(Ok(BUSY));
         }
         let Match { engine, .. } = self.kind.matching;
-        let engine = engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE)).clone();
+        let engine = engine.unwrap_or_else(|| runtime.engines.default_engine()).clone();
         let number = runtime.streams.number();
         let ticket = Ticket::of_parked(&engine, policy, rank, self.desc.tag, number);
         let renamed = Renamed::of(self.desc.comp.cloned(), number, &self.runtime.0);

@@ -11,8 +11,8 @@ use crate::api::buffer::Buffer;
 use crate::comp::Status;
 use crate::datapath::Port;
 use crate::error::PostError;
-use crate::matching::{Content, MatchingEngine, Receive, Ticket};
-use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
+use crate::matching::{Content, HashedKey, MatchKey, MatchingEngine, Receive, Ticket, Unexpected};
+use crate::names::{Matching, Rank, Tag};
 use crate::op::{Ending, Holder, OpContext};
 use crate::progress::{in_handler, told_or_cloned};
 
@@ -25,6 +25,17 @@ pub struct Recv<'a> {
     pub(super) is_spent: bool,
     pub(super) matching: Match<'a>,
     pub(super) ticket: Option<Ticket>,
+    /// The place to wait in, once the receive was posted.
+    target: Option<RecvTarget>,
+}
+
+/// What a receive looks up when it is first posted.
+#[derive(Clone, Copy)]
+struct RecvTarget {
+    key: HashedKey,
+    policy: Matching,
+    /// Number of the device that has a link to the awaited rank.
+    watched_on: Option<u32>,
 }
 
 impl Runtime {
@@ -49,7 +60,7 @@ impl Runtime {
 
 impl<'a> Recv<'a> {
     pub(super) fn new(buffer: Buffer, matching: Match<'a>) -> Self {
-        Self { buffer, is_spent: false, matching, ticket: None }
+        Self { buffer, is_spent: false, matching, ticket: None, target: None }
     }
 }
 
@@ -90,6 +101,7 @@ impl Post<'_, Recv<'_>> {
 
 impl<'a> Matches<'a> for Recv<'a> {
     fn matching(&mut self) -> &mut Match<'a> {
+        self.target = None;
         &mut self.matching
     }
 }
@@ -149,35 +161,62 @@ impl Post<'_, Recv<'_>> {
             return Err(device.why_closed());
         }
         self.check_deadline()?;
-        let (rank, tag) = (self.desc.rank, self.desc.tag);
-        let policy = self.kind.matching.of_receive(rank, tag)?;
-        if policy.looks_at_rank() {
-            self.check_rank()?;
+        if self.kind.target.is_none() {
+            self.kind.target = Some(self.find_target()?);
         }
-        if self.kind.is_spent {
+        let Self { desc, kind, runtime, .. } = self;
+        let Recv { buffer, is_spent, matching, target: Some(target), .. } = kind else {
+            return Err(PostError::Spent);
+        };
+        if *is_spent {
             return Err(PostError::Spent);
         }
-        if self.kind.buffer.view_mut().is_none() {
+        if buffer.view_mut().is_none() {
             return Err(PostError::ReadOnly("Bytes"));
         }
-        self.kind.is_spent = true;
-        let runtime = &self.runtime.0;
-        let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE));
-        let Self { desc: OpDesc { user_context, deadline, comp, .. }, kind, .. } = self;
-        let met = engine.receive(policy, rank, tag, |receive| {
+        *is_spent = true;
+        let OpDesc { rank, tag, user_context, deadline, comp, .. } = desc;
+        let engine = matching.engine.unwrap_or_else(|| runtime.0.engines.default_engine());
+        let met = engine.receive(&target.key, |receive| {
             // The fields are copied one by one: a load of all of them would wait for the stores of
             // each.
-            std::mem::swap(&mut receive.buffer, &mut kind.buffer);
+            std::mem::swap(&mut receive.buffer, buffer);
             let OpContext { rank: from, tag: with, size, user_context: context, .. } =
                 &mut receive.op;
-            (*from, *with, *size, *context) = (rank, tag, 0, *user_context);
+            (*from, *with, *size, *context) = (*rank, *tag, 0, *user_context);
             receive.op.deadline = *deadline;
             receive.op.comp = comp.map(told_or_cloned);
         });
-        let message = match met {
-            Ok(message) => message,
-            Err(ticket) => return Ok(self.waits(device, engine, policy, ticket)),
-        };
+        match met {
+            Ok(message) => self.meets(device, message),
+            Err(ticket) => {
+                kind.ticket = Some(ticket);
+                runtime.0.deadlines.note(*deadline);
+                if target.policy.looks_at_rank() {
+                    self.attend(device, engine);
+                }
+                Ok(Outcome::Posted)
+            }
+        }
+    }
+
+    /// Looks up and checks what stays the same when the receive is posted again.
+    #[inline(always)]
+    fn find_target(&self) -> Result<RecvTarget, PostError> {
+        let (rank, tag, matching) = (self.desc.rank, self.desc.tag, &self.kind.matching);
+        let policy = matching.of_receive(rank, tag)?;
+        if policy.looks_at_rank() {
+            self.check_rank()?;
+        }
+        let key = MatchKey::new(policy, rank, tag).into();
+        Ok(RecvTarget { key, policy, watched_on: None })
+    }
+
+    /// Takes a message that came before its receive.
+    #[inline(never)]
+    fn meets(&mut self, device: &Port, message: Unexpected) -> Result<Outcome, PostError> {
+        self.kind.ticket = None;
+        let runtime = &self.runtime.0;
         let mut other = None;
         match &message.content {
             Content::Here(payload) => runtime.unexpected.sub(payload),
@@ -199,10 +238,6 @@ impl Post<'_, Recv<'_>> {
         if needs_engine {
             // The receive will end later than this call.
             receive.op.comp = self.desc.comp.cloned();
-            if let Some((_, status)) = device.land(runtime, (message, receive), false) {
-                return Ok(self.received(status));
-            }
-            return Ok(Outcome::Posted);
         }
         match device.land(runtime, (message, receive), false) {
             Some((_, status)) => Ok(self.received(status)),
@@ -220,34 +255,33 @@ impl Post<'_, Recv<'_>> {
         Outcome::Posted
     }
 
-    /// Notes a receive that waits for its message.
-    fn waits(
-        &mut self,
-        device: &Port,
-        engine: &MatchingEngine,
-        policy: Matching,
-        ticket: Ticket,
-    ) -> Outcome {
-        let (rank, runtime) = (self.desc.rank, &self.runtime.0);
-        self.kind.ticket = Some(ticket);
-        runtime.deadlines.note(self.desc.deadline);
-        if policy.looks_at_rank() {
-            // No further message comes from a gone rank, and a receive must not wait for it for
-            // ever. A rank's end is noted before the search for its receives in the table, which
-            // has this one now.
-            if runtime.any_down()
-                && let Some(cause) = runtime.down().get(&rank).cloned()
-            {
-                let mut ended = Vec::new();
-                engine.end(&Ending::Gone(rank, &cause), &mut ended);
-                for (comp, status) in ended {
-                    runtime.tell(device, comp.as_ref(), status);
-                }
-                runtime.sleepers.wake();
-            }
+    /// Ends the receive that waits now if its rank is gone, and has the rank's end noticed.
+    #[inline(always)]
+    fn attend(&mut self, device: &Port, engine: &MatchingEngine) {
+        // No further message comes from a gone rank, and a receive must not wait for it for ever.
+        // A rank's end is noted before the search for its receives in the table, which has this one
+        // now.
+        if self.runtime.0.any_down() {
+            self.end_if_gone(device, engine);
+        }
+        let watched_on = self.kind.target.as_ref().and_then(|target| target.watched_on);
+        if watched_on != Some(device.index) {
             self.watch(device);
         }
-        Outcome::Posted
+    }
+
+    /// Ends the receives of the rank if it is gone.
+    #[cold]
+    #[inline(never)]
+    fn end_if_gone(&self, device: &Port, engine: &MatchingEngine) {
+        let (rank, runtime) = (self.desc.rank, &self.runtime.0);
+        let Some(cause) = runtime.down().get(&rank).cloned() else { return };
+        let mut ended = Vec::new();
+        engine.end(&Ending::Gone(rank, &cause), &mut ended);
+        for (comp, status) in ended {
+            runtime.tell(device, comp.as_ref(), status);
+        }
+        runtime.sleepers.wake();
     }
 
     /// Returns the ticket for [`Runtime::cancel`] of a receive that was `Posted`. It has one if it
@@ -259,11 +293,16 @@ impl Post<'_, Recv<'_>> {
 
     /// Makes a link to an awaited rank, even if nothing was ever sent to it: the end of the rank
     /// must be noticed.
-    fn watch(&self, device: &Port) {
-        let Some(route) = device.route(self.desc.rank).filter(|route| route.linked().is_none())
-        else {
+    #[cold]
+    #[inline(never)]
+    fn watch(&mut self, device: &Port) {
+        let Some(route) = device.route(self.desc.rank) else { return };
+        if route.linked().is_some() {
+            if let Some(target) = &mut self.kind.target {
+                target.watched_on = Some(device.index);
+            }
             return;
-        };
+        }
         match route.link(&self.runtime.0, device) {
             Ok(Some(_)) => {}
             Ok(None) => self.runtime.0.look_out_for(device.index, self.desc.rank),
@@ -321,7 +360,7 @@ impl Carries for Recv<'_> {
     fn take(&mut self) -> Self {
         let is_spent = std::mem::replace(&mut self.is_spent, true);
         let buffer = std::mem::take(&mut self.buffer);
-        Self { buffer, is_spent, matching: self.matching, ticket: None }
+        Self { buffer, is_spent, ticket: None, ..*self }
     }
 
     fn keep(&mut self, ticket: Option<Ticket>) {
