@@ -277,7 +277,8 @@ fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
         (0..100).map(|_| ranks[0].post_am(Rank(1), &[1; 30], name).start()).collect();
     let are_posted = many.iter().map(|one| one.is_posted());
     assert!(are_posted.clone().is_sorted_by(|before, after| before >= after), "some wait for room");
-    assert!(are_posted.filter(|is_posted| *is_posted).count() >= 2);
+    let posted = are_posted.filter(|is_posted| *is_posted).count();
+    assert!((2..100).contains(&posted), "{posted}");
     let all = async {
         for one in many {
             one.await.unwrap();

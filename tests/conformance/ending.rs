@@ -10,8 +10,8 @@ use carrack::buffer::Region;
 use carrack::settings::AutoChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
-    Buffer, CollectiveError, Completion, Handler, Matching, OpError, Outcome, PeerState, Piece,
-    PostError, Rank, RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
+    Buffer, CollectiveError, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError,
+    Rank, RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -22,8 +22,6 @@ over_each_transport!(
     a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error,
     a_status_that_found_no_room_is_tried_once_more_at_the_end,
     what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails,
-    a_flush_fails_if_a_put_was_lost_with_its_rank_and_only_then,
-    a_flush_fails_if_a_part_of_a_batch_was_lost_with_its_rank,
     what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it,
     what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
@@ -174,58 +172,6 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
     }
     settle(&ranks);
     assert_eq!(sink.count(), 0);
-}
-
-/// Over some transports the put needs its owner's progress, which never comes.
-fn a_flush_fails_if_a_put_was_lost_with_its_rank_and_only_then<J: Job>() {
-    for may_be_lost in [false, true] {
-        let ranks = J::pair();
-        let region = Region::host(100);
-        let mr = ranks[1].register_memory(&region).unwrap();
-        let (rmr, sink) = (mr.remote_key(), Sink::keeping());
-        ranks[0].post_put(Rank(1), vec![1; 100], &rmr, 0).comp(&sink).submit().unwrap();
-        if !may_be_lost {
-            until(&ranks, || sink.count() == 1);
-        }
-        let [zero, one] = ranks;
-        drop((mr, one));
-        let ranks = [zero];
-        until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
-        let is_lost = matches!(sink.one(&ranks).ok(), Err(OpError::PeerDown { .. }));
-        assert!(may_be_lost || !is_lost);
-        let flush = ranks[0].post_flush(Rank(1)).comp(&sink).try_submit();
-        match is_lost {
-            true => assert!(matches!(flush, Err(PostError::PeerDown { rank: Rank(1), .. }))),
-            false => assert!(flush.unwrap().is_done()),
-        }
-    }
-}
-
-/// The batch has more parts than may wait at a time.
-fn a_flush_fails_if_a_part_of_a_batch_was_lost_with_its_rank<J: Job>() {
-    const PIECES: usize = 100;
-    let ranks = J::pair_with(J::settings().offers(16));
-    let (region, local) = (Region::host(PIECES * 8192), Region::host(PIECES * 8192));
-    let mr = ranks[1].register_memory(&region).unwrap();
-    let (rmr, sink) = (mr.remote_key(), Sink::keeping());
-    let piece = |at: usize| Piece {
-        local: &local,
-        range: at * 8192..at * 8192 + 5000,
-        rmr: &rmr,
-        offset: at as u64 * 8192,
-    };
-    let pieces: Vec<_> = (0..PIECES).map(piece).collect();
-    ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).submit().unwrap();
-    let [zero, one] = ranks;
-    drop((mr, one));
-    let ranks = [zero];
-    until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
-    let is_lost = matches!(sink.one(&ranks).ok(), Err(OpError::PeerDown { .. }));
-    let flush = ranks[0].post_flush(Rank(1)).comp(&sink).try_submit();
-    match is_lost {
-        true => assert!(matches!(flush, Err(PostError::PeerDown { rank: Rank(1), .. }))),
-        false => assert!(flush.unwrap().is_done()),
-    }
 }
 
 fn what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it<J: Job>() {

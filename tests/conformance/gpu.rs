@@ -26,6 +26,7 @@ over_each_transport_and!(
     a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken,
     messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and_keep_their_order,
     a_flush_waits_for_puts_and_gets_that_an_engine_is_at,
+    a_flush_is_well_if_an_engine_has_done_the_put_of_a_gone_rank,
     a_message_after_an_event_stays_until_it_fires_and_keeps_its_place,
     an_event_that_fails_fails_the_message_once,
     a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_error,
@@ -540,4 +541,35 @@ fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>
         assert_eq!(status.buffer.len(), 100, "and gives its buffer back: {status:?}");
     }
     assert_eq!(came.take()[0].buffer.len(), 100);
+}
+
+fn a_flush_is_well_if_an_engine_has_done_the_put_of_a_gone_rank<J: Job>() {
+    if is_for_simulated_only("a copy cannot be held up") {
+        return;
+    }
+    let fixture = GpuFixture::new::<J>();
+    let driver = fixture.fake().clone();
+    let bytes = pattern(3, 70_000);
+    let (mine, theirs) = (fixture.holding(0, &bytes), fixture.region(1, 70_000));
+    theirs.whole().write(&vec![0; 70_000]).unwrap();
+    let registered = fixture.ranks[1].register_memory(&theirs).unwrap();
+    let rmr = registered.remote_key();
+    let (done, flushed) = (Sink::keeping(), Sink::keeping());
+    let held = driver.faults().hold_copies();
+    fixture.ranks[0].post_put(Rank(1), mine.slice(), &rmr, 0).comp(&done).submit().unwrap();
+    fixture.ranks[0].post_flush(Rank(1)).comp(&flushed).submit().unwrap();
+    let GpuFixture { ranks, devices, pool, .. } = fixture;
+    let [zero, one] = ranks;
+    drop((registered, devices, pool));
+    let ender = std::thread::spawn(move || drop(one));
+    let ranks = [zero];
+    // Some transports tell of the end only when the copy is done.
+    happens(&ranks, Duration::from_millis(300), || ranks[0].peer_down(Rank(1)).is_some());
+    drop(held);
+    ender.join().unwrap();
+    until(&ranks, || done.count() == 1 && flushed.count() == 1);
+    let (put, flush) = (done.take().remove(0).ok(), flushed.take().remove(0).ok());
+    let again = ranks[0].post_flush(Rank(1)).comp(&flushed).try_submit();
+    assert_eq!(put.is_ok(), flush.is_ok(), "{put:?}, and {flush:?}");
+    assert_eq!(put.is_ok(), again.is_ok(), "{put:?}, and then {again:?}");
 }

@@ -18,6 +18,7 @@
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
 //! | `replies` | replies of handlers are accepted, and floods of requests held back |
 //! | `ending` | runtimes and peers that end while operations are in flight |
+//! | `flushes` | flushes of ranks that go: they fail if an operation was lost, and only then |
 //! | `names` | tags, contexts and completion objects that other ranks name |
 //! | `resources` | devices, engines, pools and runtimes, several of each |
 //! | `waiting` | threads that post, poll, and sleep |
@@ -38,6 +39,7 @@ mod contract_ending;
 mod contract_sleep;
 mod control;
 mod ending;
+mod flushes;
 mod full_queues;
 mod gpu;
 mod gpu_packets;

@@ -128,7 +128,7 @@ impl Port {
     /// Expects bytes that the caller is about to request. Returns their name, for the owner.
     pub(crate) fn expect_answer(&self, carrier: &Carrier, buffer: Buffer, op: OpContext) -> u64 {
         let (from, size) = (op.rank, op.size);
-        self.receive(carrier, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere)
+        self.receive(carrier, (from, size, Target::Get { buffer, op }), Ask::Elsewhere)
     }
 
     /// Ends a transfer to this rank whose request was refused.

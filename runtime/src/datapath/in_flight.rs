@@ -90,14 +90,11 @@ impl OpEntry for InFlight {
 
 impl InFlight {
     fn on(&mut self, run: &mut Run<'_>, at: At, event: Event) -> Flow {
-        let outer = std::mem::replace(&mut run.kind, self.kind());
-        let flow = match self {
+        match self {
             Self::Tx(tx) => tx.on(run, event),
             Self::Rx(rx) => rx.on(run, event),
             Self::Flush(flush) => flush.on(run, at, event),
-        };
-        run.kind = outer;
-        flow
+        }
     }
 
     /// Ends it when the runtime ends, and waits for an engine that is at work.
@@ -135,18 +132,19 @@ impl Flush {
         let peer = self.operation.rank;
         let error = match event {
             Event::Expired => Some(OpError::TimedOut(peer)),
-            Event::Go | Event::Down(_) if !run.device.has_memory_operations(peer, self.before) => {
-                let lost = run.device.losses.cause(peer);
-                lost.map(|cause| OpError::PeerDown { rank: peer, cause })
-            }
-            Event::Down(error) => Some(error),
-            Event::Go => {
+            Event::Go if run.device.has_memory_operations(peer, self.before) => {
                 run.device.transfers.list(at);
                 return Flow::Stays;
             }
+            Event::Go => {
+                let lost = run.device.losses.cause(peer);
+                lost.map(|cause| OpError::PeerDown { rank: peer, cause })
+            }
+            // It is listed. Operations that an engine is at end well, though the peer has gone.
             _ => return Flow::Stays,
         };
-        if let (None, Some(region)) = (&error, self.releases) {
+        if let Some(region) = self.releases {
+            // None of them uses the region any more, whether they were lost or not.
             run.device.control(run.carrier, peer, Control::Release { region });
         }
         run.moved = true;
@@ -160,8 +158,6 @@ pub(crate) struct Run<'a> {
     pub(crate) carrier: &'a Carrier,
     pub(crate) device: &'a Port,
     pub(crate) moved: bool,
-    /// Kind of the transfer that handles an event.
-    kind: OpKind,
     pub(crate) ended: Few<Ended>,
     /// Messages of peers to completion objects, whole and in place.
     pub(crate) arrivals: Vec<(Arc<dyn Completion>, Status)>,
@@ -177,7 +173,6 @@ impl<'a> Run<'a> {
             carrier,
             device,
             moved: false,
-            kind: OpKind::Message,
             ended: Few::new(),
             arrivals: Vec::new(),
             violations: Vec::new(),
@@ -195,11 +190,6 @@ impl<'a> Run<'a> {
     /// Reports the end of an operation. Whichever thread has heard of its deadline ends it here.
     pub(super) fn end(&mut self, ended: Ended) {
         self.carrier.note_end(&ended.1);
-        if let Some(OpError::PeerDown { rank, cause }) = ended.1.error.as_deref()
-            && self.kind == OpKind::Memory
-        {
-            self.device.losses.note(*rank, cause);
-        }
         self.ended.push_back(ended);
     }
 
@@ -224,7 +214,8 @@ impl<'a> Run<'a> {
         table.give_back(at, transfer, flow, |transfer, event| transfer.on(self, at, event));
     }
 
-    /// Adds a transfer, which then handles `event`. One whose peer is gone ends.
+    /// Adds a transfer, which then handles `event`. One whose peer is gone ends; a flush does when
+    /// the operations before it have.
     pub(super) fn begin(&mut self, name: u64, transfer: Box<InFlight>, event: Option<Event>) {
         let (at, deadline) = ((transfer.peer(), name), transfer.deadline());
         match self.device.transfers.table.add(name, transfer, event.is_some()) {

@@ -86,12 +86,17 @@ struct OnStream {
 }
 
 /// Everything of a device that waits for events and streams of the user's.
-pub(crate) struct Ordered(Waiting<Standing>, Arc<Losses>);
+pub(crate) struct Ordered {
+    standing: Waiting<Standing>,
+    losses: Arc<Losses>,
+}
 
 #[derive(Default)]
 struct Standing {
     streams: Vec<OnStream>,
     others: VecDeque<OrderedEntry>,
+    /// Ranks that have gone: their flushes do not wait for events any more.
+    gone: Vec<Rank>,
 }
 
 impl Standing {
@@ -160,13 +165,12 @@ impl Standing {
                     copied.push(landing);
                 }
             }
-            fired.extend(
-                one.entries.front().filter(|entry| entry.has_fired()).map(OrderedEntry::name),
-            );
+            let front = one.entries.front().filter(|entry| entry.has_fired(&self.gone));
+            fired.extend(front.map(OrderedEntry::name));
         }
         self.streams.retain(|one| !one.entries.is_empty());
         let others = self.others.iter().rev();
-        fired.extend(others.filter(|entry| entry.has_fired()).map(OrderedEntry::name));
+        fired.extend(others.filter(|entry| entry.has_fired(&self.gone)).map(OrderedEntry::name));
         // A flush begins when every operation that it waits for has begun.
         fired.retain(|(number, rank, sort)| {
             *sort != Sort::Flush || !self.has_memory(*rank, *number)
@@ -184,8 +188,9 @@ impl Standing {
 
 impl OrderedEntry {
     /// Returns `true` if it can begin; a failed event counts.
-    fn has_fired(&self) -> bool {
+    fn has_fired(&self, gone: &[Rank]) -> bool {
         match &self.waits {
+            Waits::Later(Some(_)) if self.sort == Sort::Flush && gone.contains(&self.rank) => true,
             Waits::Later(Some(later)) => later.is_ready() != Ok(false),
             Waits::Later(None) | Waits::Copy(_) => false,
         }
@@ -198,22 +203,22 @@ impl OrderedEntry {
 
 impl Ordered {
     pub(crate) fn new(chores: &Chores, losses: Arc<Losses>) -> Self {
-        Self(Waiting::for_progress(chores, Chore::Ordered), losses)
+        Self { standing: Waiting::for_progress(chores, Chore::Ordered), losses }
     }
 
     fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.standing.is_empty()
     }
 
     /// Returns the number of entries, of a moment ago.
     pub(crate) fn len(&self) -> usize {
-        self.0.count() as usize
+        self.standing.count() as usize
     }
 
     pub(crate) fn push(&self, stream: Option<&Arc<dyn Stream>>, entry: OrderedEntry) {
-        let mut standing = self.0.lock();
+        let mut standing = self.standing.lock();
         standing.push(stream, entry);
-        self.0.set_count(standing.len());
+        self.standing.set_count(standing.len());
     }
 
     /// Adds a copy in flight on a stream of the user.
@@ -226,16 +231,16 @@ impl Ordered {
     /// Returns `true` if operations on a rank's memory have still to begin, or are copies on
     /// streams.
     pub(crate) fn has_memory(&self, rank: Rank) -> bool {
-        !self.is_empty() && self.0.lock().has_memory(rank, u64::MAX)
+        !self.is_empty() && self.standing.lock().has_memory(rank, u64::MAX)
     }
 
     /// Takes out copies that are done, and the operations whose turn has come; both in the order of
     /// posting. `None`: another thread does so now.
     #[allow(clippy::vec_box, reason = "handed on in the boxes in which they have waited")]
     pub(crate) fn take_ready(&self) -> Option<(Vec<Box<Landing>>, Vec<Due>)> {
-        let mut standing = self.0.try_lock()?;
+        let mut standing = self.standing.try_lock()?;
         let ready = standing.ready();
-        self.0.set_count(standing.len());
+        self.standing.set_count(standing.len());
         Some(ready)
     }
 
@@ -243,7 +248,7 @@ impl Ordered {
     /// another thread may have searched for it in vain.
     pub(crate) fn put_back(&self, number: u64, later: Box<dyn Deferred>, deadlines: &Deadlines) {
         let deadline = later.op().deadline;
-        if let Some(entry) = self.0.lock().entry(number) {
+        if let Some(entry) = self.standing.lock().entry(number) {
             entry.waits = Waits::Later(Some(later));
         }
         deadlines.note(deadline);
@@ -251,18 +256,18 @@ impl Ordered {
 
     /// Notes the status of an operation that ended as it began, before it is removed.
     pub(crate) fn note_loss(&self, number: u64, status: &Status) {
-        if let Some(OpError::PeerDown { rank, cause }) = status.error.as_deref()
-            && self.0.lock().entry(number).is_some_and(|entry| entry.sort == Sort::Memory)
+        if let Some(error @ OpError::PeerDown { .. }) = status.error.as_deref()
+            && self.standing.lock().entry(number).is_some_and(|entry| entry.sort == Sort::Memory)
         {
-            self.1.note(*rank, cause);
+            self.losses.note_error(error);
         }
     }
 
     /// Removes an operation that has begun.
     pub(crate) fn forget(&self, number: u64) {
-        let mut standing = self.0.lock();
+        let mut standing = self.standing.lock();
         standing.remove(|entry| entry.number == number);
-        self.0.set_count(standing.len());
+        self.standing.set_count(standing.len());
     }
 
     /// Takes out operations that have not begun.
@@ -273,12 +278,12 @@ impl Ordered {
         if self.is_empty() {
             return Vec::new();
         }
-        let mut standing = self.0.lock();
+        let mut standing = self.standing.lock();
         let taken = standing.remove(|entry| match &entry.waits {
             Waits::Later(Some(later)) => is_meant(entry, &**later),
             Waits::Later(None) | Waits::Copy(_) => false,
         });
-        self.0.set_count(standing.len());
+        self.standing.set_count(standing.len());
         let later = taken.into_iter().filter_map(|entry| match entry.waits {
             Waits::Later(later) => later,
             Waits::Copy(_) => None,
@@ -295,13 +300,23 @@ impl Ordered {
 
 impl Holder for Ordered {
     fn end(&self, why: &Ending<'_>, ended: &mut Vec<Ended>) {
+        let gone = match *why {
+            Ending::Down(rank, cause) | Ending::Gone(rank, cause) => Some((rank, cause)),
+            _ => None,
+        };
+        if let Some((rank, _)) = gone {
+            let mut standing = self.standing.lock();
+            if !standing.gone.contains(&rank) {
+                standing.gone.push(rank);
+            }
+        }
         let is_meant = |entry: &OrderedEntry, later: &dyn Deferred| {
             let is_meant = why.takes(later.op());
-            if let Ending::Down(rank, cause) | Ending::Gone(rank, cause) = *why
-                && is_meant
-                && entry.sort == Sort::Memory
-            {
-                self.1.note(rank, cause);
+            match (gone, entry.sort) {
+                (Some((rank, cause)), Sort::Memory) if is_meant => self.losses.note(rank, cause),
+                // It tells of the losses, when the operations before it have ended.
+                (Some(_), Sort::Flush) => return false,
+                _ => {}
             }
             is_meant
         };
@@ -311,9 +326,9 @@ impl Holder for Ordered {
             later.end(error)
         }));
         if matches!(why, Ending::Closed) {
-            let mut standing = self.0.lock();
+            let mut standing = self.standing.lock();
             let copies = standing.remove(|_| true);
-            self.0.set_count(standing.len());
+            self.standing.set_count(standing.len());
             drop(standing);
             let until = Instant::now() + PATIENCE;
             ended.extend(copies.into_iter().filter_map(|entry| match entry.waits {
@@ -324,7 +339,7 @@ impl Holder for Ordered {
     }
 
     fn list(&self, list: &mut dyn FnMut(PendingOp)) {
-        for entry in self.0.lock().entries() {
+        for entry in self.standing.lock().entries() {
             match &entry.waits {
                 Waits::Later(None) => {}
                 Waits::Later(Some(later)) => list(later.pending()),
@@ -341,7 +356,7 @@ impl Holder for Ordered {
         if self.is_empty() {
             return 0;
         }
-        self.0.lock().entries().filter(|entry| entry.sort != Sort::Receive).count()
+        self.standing.lock().entries().filter(|entry| entry.sort != Sort::Receive).count()
     }
 }
 

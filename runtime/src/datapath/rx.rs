@@ -23,6 +23,8 @@ pub(crate) const WRITTEN: usize = 32 << 10;
 /// A transfer to this rank (a message, a put, or the answer to a get), with its destination.
 pub(crate) struct RxOp {
     from: Rank,
+    /// Kind of the operation, also when its target is gone.
+    kind: OpKind,
     target: Target,
     rx: RndvReceiver,
     means: Means,
@@ -50,7 +52,8 @@ pub(super) enum Means {
 impl RxOp {
     pub(super) fn new(from: Rank, target: Target, rx: RndvReceiver, means: Means) -> Self {
         let (is_listed, lost, failing, actions) = (false, None, None, Actions::new());
-        Self { from, target, rx, means, is_listed, lost, failing, actions }
+        let kind = target.kind();
+        Self { from, kind, target, rx, means, is_listed, lost, failing, actions }
     }
 
     pub(super) fn peer(&self) -> Rank {
@@ -58,7 +61,7 @@ impl RxOp {
     }
 
     pub(super) fn kind(&self) -> OpKind {
-        self.target.kind()
+        self.kind
     }
 
     pub(super) fn deadline(&self) -> Deadline {
@@ -130,7 +133,12 @@ impl RxOp {
                 return Flow::Stays;
             }
             Event::Expired => (RxEvent::Expired, Some(OpError::TimedOut(self.from))),
-            Event::Down(error) => return self.fail(run, RxEvent::Down, error),
+            Event::Down(error) => {
+                if self.kind == OpKind::Memory {
+                    run.device.losses.note_error(&error);
+                }
+                return self.fail(run, RxEvent::Down, error);
+            }
             Event::Pulled(step) => return self.pulled(run, step),
             Event::Control(_) | Event::ChunkEnded { .. } | Event::Unsent => {
                 run.violated(self.from, Violation::Stray);

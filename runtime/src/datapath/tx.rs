@@ -411,6 +411,10 @@ impl TxOp {
     /// Ends the operation, after waiting for an engine that reads its bytes.
     fn end(&mut self, run: &mut Run<'_>, error: Option<OpError>) {
         run.moved = true;
+        if let (Some(error), OpKind::Memory) = (&error, self.kind()) {
+            // Also of one whose deadline has passed: only a flush can tell of its loss.
+            run.device.losses.note_error(error);
+        }
         if let Some(ahead) = &mut self.ahead {
             ahead.settle(self.bytes.owned());
         }

@@ -1,5 +1,6 @@
 //! Operations on peers' memory that were lost with their peer.
 
+use crate::error::OpError;
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 use parking_lot::Mutex;
@@ -17,6 +18,14 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
+    /// Notes an operation on a peer's memory that ended with this error, if it was lost.
+    #[inline]
+    pub(crate) fn note_error(&self, error: &OpError) {
+        if let OpError::PeerDown { rank, cause } = error {
+            self.note(*rank, cause);
+        }
+    }
+
     #[cold]
     pub(crate) fn note(&self, rank: Rank, cause: &DownCause) {
         self.causes.lock().entry(rank).or_insert_with(|| cause.clone());

@@ -6,7 +6,8 @@
 //! transport, a driver or the kernel happens under a lock of the table.
 //!
 //! The table is sharded by peer. A peer's end is noted in its shard. So an operation is either
-//! there when the peer ends, and is ended, or is refused afterwards.
+//! there when the peer ends, and is ended, or is refused afterwards. A flush is not refused: it
+//! waits for operations that are elsewhere, too, and those end.
 //!
 //! Names are numbers that are used once, and are looked up together with the peer's rank. A late,
 //! repeated or forged name finds nothing.
@@ -161,7 +162,9 @@ impl<E: OpEntry> OpTable<E> {
     ) -> Result<Option<Box<E>>, RefusedOp<E>> {
         let (peer, kind, deadline) = (entry.peer(), entry.kind(), entry.deadline());
         let mut shard = self.shard(peer);
-        if let Some(cause) = shard.down.get(&peer).cloned() {
+        if kind != OpKind::Flush
+            && let Some(cause) = shard.down.get(&peer).cloned()
+        {
             return Err((entry, Some(cause)));
         }
         let Vacant(place) = shard.slots.entry((peer, name)) else { return Err((entry, None)) };
@@ -333,6 +336,7 @@ mod tests {
 
     struct TestOp {
         peer: Rank,
+        kind: OpKind,
         deadline: Deadline,
         seen: Vec<u32>,
     }
@@ -345,7 +349,7 @@ mod tests {
         }
 
         fn kind(&self) -> OpKind {
-            OpKind::Message
+            self.kind
         }
 
         fn deadline(&self) -> Deadline {
@@ -354,7 +358,8 @@ mod tests {
     }
 
     fn op(peer: u32) -> Box<TestOp> {
-        Box::new(TestOp { peer: Rank(peer), deadline: Deadline::NEVER, seen: Vec::new() })
+        let (kind, deadline) = (OpKind::Message, Deadline::NEVER);
+        Box::new(TestOp { peer: Rank(peer), kind, deadline, seen: Vec::new() })
     }
 
     #[test]
@@ -420,9 +425,11 @@ mod tests {
         let (back, cause) = table.insert(table.name(), op(1)).err().unwrap();
         assert_eq!((back.peer, cause), (Rank(1), Some(DownCause::Closed)));
         assert!(table.insert(table.name(), op(same_shard)).is_ok(), "its shard's others stay");
+        let flush = Box::new(TestOp { kind: OpKind::Flush, ..*op(1) });
+        assert!(table.insert(table.name(), flush).is_ok(), "it ends by itself");
         assert_eq!(table.count_of(Rank(1), |_, kind| kind == OpKind::Message), 2);
         assert_eq!(table.count_of(Rank(1), |name, _| name < names[2]), 1);
-        assert_eq!(table.drain().len(), 5);
+        assert_eq!(table.drain().len(), 6);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::support::{
 };
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
+use carrack::transports::gpu::{EventState, GpuError, GpuEvent};
 use carrack::transports::verbs::VerbsOptions;
 use carrack::transports::verbs::sys::bindings::IBV_WC_RETRY_EXC_ERR;
 use carrack::{
@@ -15,7 +16,7 @@ use carrack::{
 };
 use carrack_simulators::nic::{Config, Limits, SimulatedNic, Which};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Creates a NIC for each configuration, on a network of their own.
@@ -315,4 +316,88 @@ fn a_flush_behind_an_atomic_that_fails_with_its_link_fails_though_the_rank_is_up
     let later = ranks[0].post_flush(Rank(1)).comp(&flushed).try_submit();
     assert!(matches!(later, Err(PostError::PeerDown { rank: Rank(1), .. })), "{later:?}");
     assert!(ranks[0].peer_down(Rank(1)).is_none());
+}
+
+/// Returns `true` if a barrier of these ranks ends well in time.
+fn barrier_ends(ranks: &[Runtime], within: Duration) -> bool {
+    let (ended, ends) = std::sync::mpsc::channel();
+    for rank in ranks.iter().cloned() {
+        let ended = ended.clone();
+        std::thread::spawn(move || {
+            let outcome = rank.barrier();
+            let _ = ended.send(outcome.map_err(|error| error.to_string()));
+        });
+    }
+    ranks.iter().all(|_| ends.recv_timeout(within).is_ok_and(|outcome| outcome.is_ok()))
+}
+
+/// The owner waits, in its next collective, until all ranks have released the region.
+#[test]
+fn a_region_is_released_behind_an_atomic_that_ended_well_or_was_lost_with_its_link() {
+    let _watchdog = Watchdog::over("a release");
+    for fails in [false, true] {
+        let nics = nics([Config::default(), Config::default()]);
+        let ranks = ranks(&nics);
+        let region = Region::host(64);
+        let (mr, rmr) = words(&ranks[1], &region).unwrap();
+        add(&ranks, 0, &rmr, 1).unwrap();
+        assert!(barrier_ends(&ranks, Duration::from_secs(10)), "before");
+        let held = nics[0].faults().hold_device(0);
+        let added = Sink::keeping();
+        ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&added).submit().unwrap();
+        // The owner ends the registration, while the atomic operation is in flight.
+        drop(mr);
+        (0..300).for_each(|_| crate::support::step(&ranks));
+        assert_eq!(added.count(), 0);
+        if fails {
+            nics[0].faults().fail_sends(Which::All, IBV_WC_RETRY_EXC_ERR);
+        }
+        drop(held);
+        until_with_errors(&ranks, || added.count() == 1);
+        assert_eq!(added.take()[0].error.is_some(), fails);
+        happens(&ranks, Duration::from_millis(300), || false);
+        assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()), "both ranks are up");
+        assert!(barrier_ends(&ranks, Duration::from_secs(15)), "the owner's barrier never ends");
+    }
+}
+
+/// An event that fires when its program says so.
+#[derive(Debug)]
+struct Fires(AtomicBool);
+
+impl EventState for Fires {
+    fn query(&self) -> Result<bool, GpuError> {
+        Ok(self.0.load(Ordering::SeqCst))
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_flush_behind_an_atomic_that_waits_and_is_lost_with_its_link_fails() {
+    let _watchdog = Watchdog::over("a waiting atomic");
+    let nics = nics([Config::default(), Config::default()]);
+    let ranks = ranks(&nics);
+    let region = Region::host(64);
+    let (_mr, rmr) = words(&ranks[1], &region).unwrap();
+    add(&ranks, 0, &rmr, 1).unwrap();
+    let fires = Arc::new(Fires(false.into()));
+    let event = GpuEvent::new(fires.clone());
+    let (added, flushed) = (Sink::keeping(), Sink::keeping());
+    let mut post = ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).after(&event).comp(&added);
+    post.submit().unwrap();
+    ranks[0].post_flush(Rank(1)).comp(&flushed).submit().unwrap();
+    assert!(nics[1].remove(0));
+    happens(&ranks, Duration::from_secs(2), || false);
+    let now = ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&added).try_submit();
+    assert!(now.is_err(), "the link is up: {now:?}");
+    assert_eq!(added.count() + flushed.count(), 0);
+    fires.0.store(true, Ordering::SeqCst);
+    until_with_errors(&ranks, || added.count() == 1 && flushed.count() == 1);
+    let added = added.take().remove(0).ok();
+    let flushed = flushed.take().remove(0).ok();
+    assert!(added.is_err(), "{added:?}");
+    assert!(flushed.is_err(), "the atomic ended with {added:?}, and the flush with {flushed:?}");
 }

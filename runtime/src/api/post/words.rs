@@ -70,6 +70,10 @@ impl Post<'_, Atomic<'_>> {
             Ok(Given::Refused(why)) => Err(unreachable(why)),
             // The rank itself may be up: the link of messages reports its end.
             Err(PostError::PeerDown { cause, .. }) if route.down().is_none() => {
+                if *has_waited {
+                    // It was accepted, and is lost with the link.
+                    device.losses.note(rank, &cause);
+                }
                 Err(unreachable(format!(
                     "the connection to the NIC that is the agent of its words ({transport}) has \
                     ended: {cause}"

@@ -102,11 +102,10 @@ impl Post<'_, Batch<'_>> {
                     return false;
                 }
                 Err(error) => {
-                    if let PostError::PeerDown { rank, cause } = &error {
-                        // The batch was accepted: what of it did not begin is lost.
-                        self.device_inner().losses.note(*rank, cause);
-                    }
-                    rest.join.take_back(Some(OpError::of_post(error, self.desc.rank)));
+                    let error = OpError::of_post(error, self.desc.rank);
+                    // The batch was accepted: what of it did not begin is lost.
+                    self.device_inner().losses.note_error(&error);
+                    rest.join.take_back(Some(error));
                 }
             }
             rest.parts.pop_front();
