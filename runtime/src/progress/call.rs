@@ -6,7 +6,13 @@ use crate::chores::Chore;
 use crate::comp::Snapshot;
 use crate::datapath::{Device, Port};
 use crate::error::ProgressError;
+use crate::protocol::header::Message;
 use carrack_transports::contract::Batch;
+
+/// Returns a batch for up to `limit` events.
+fn batch(limit: usize) -> Batch {
+    Batch::new(limit).with_lone(Message::SEND_KIND)
+}
 
 impl Core {
     /// Makes progress for a caller that returns its errors, and those that were kept before.
@@ -73,7 +79,7 @@ impl Core {
             return Err(ProgressError::Forked);
         }
         let mut scratch = take_scratch().unwrap_or_else(|| {
-            let batch = Batch::new(self.settings.poll_batch());
+            let batch = batch(self.settings.poll_batch());
             let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
             Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
         });
@@ -84,7 +90,7 @@ impl Core {
             // The batch is empty between calls.
             let limit = self.settings.poll_batch();
             if scratch.batch.room() != limit {
-                scratch.batch = Batch::new(limit);
+                scratch.batch = batch(limit);
             }
         }
         if !scratch.met.told.is_empty() {

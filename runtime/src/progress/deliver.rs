@@ -64,6 +64,24 @@ impl Pass<'_> {
                         }
                         continue;
                     }
+                    if let Some((name, tag, size)) =
+                        Control::notification(*header, bytes.as_slice())
+                    {
+                        let Some(comp) = comps.get(name) else { return };
+                        // The bytes of the put may lie in GPU memory.
+                        if self.inner.regions.flush().is_err() {
+                            return;
+                        }
+                        let from = self.device.rank_of(*from);
+                        let size = usize::try_from(size).unwrap_or(usize::MAX);
+                        next += 1;
+                        handles_message_of(from);
+                        if let Err(status) = comp.signal(arrival(from, tag, size, Buffer::Empty)) {
+                            full = Some((comp.clone(), status, About::Arrival));
+                            return;
+                        }
+                        continue;
+                    }
                     if let Some((group, number)) = Message::note(*header) {
                         let from = self.device.rank_of(*from);
                         let note = Note::decode(from, number, bytes.as_slice());

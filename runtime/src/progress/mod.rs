@@ -345,12 +345,12 @@ impl Pass<'_> {
         if self.inner.chores.there().has(Chore::Suspects) {
             self.inner.suspects.heard(batch);
         }
-        if batch.small_mut().iter().any(|message| !Message::is_am(message.header)) {
+        if batch.small_mut().iter().any(|message| Message::is_matched(message.header)) {
             self.small_in_order(batch, met);
         }
         for event in batch.events_mut() {
             if let Event::Arrived { from, header, payload, mark } = event
-                && !Message::is_am(*header)
+                && Message::is_matched(*header)
                 && let Some(found) = self.meet(*from, *header, payload, met)
             {
                 *mark = found.mark();

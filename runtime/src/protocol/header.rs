@@ -82,6 +82,16 @@ impl Message {
         header.0[0] & 0xffff_ffff == AM
     }
 
+    /// Returns `true` if it may be matched: a whole message, or an RTS in its place.
+    #[inline(always)]
+    pub(crate) fn is_matched(header: Header) -> bool {
+        let kind = header.0[0] & 0xff;
+        kind == SEND || kind == RTS_SEND
+    }
+
+    /// The first byte of a whole message to be matched.
+    pub(crate) const SEND_KIND: u8 = SEND as u8;
+
     /// Returns `true` if it is no message of the user's: it belongs to one in flight, or to memory.
     pub(crate) fn is_of_runtime(self) -> bool {
         !matches!(

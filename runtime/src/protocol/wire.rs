@@ -119,6 +119,18 @@ impl Control {
         }
     }
 
+    /// Returns the completion object, the tag and the size of a notification: the only control
+    /// message that is delivered together with users' messages.
+    #[inline(always)]
+    pub(crate) fn notification(header: Header, payload: &[u8]) -> Option<(RemoteComp, Tag, u64)> {
+        let [word, tag] = header.0;
+        if word & 0xffff_ffff != NOTIFY {
+            return None;
+        }
+        let [size] = read(payload).ok()?;
+        Some((RemoteComp((word >> 32) as u32), Tag(tag), size))
+    }
+
     /// Decodes a peer's message.
     ///
     /// # Errors
@@ -403,10 +415,16 @@ mod tests {
             for header in [Header([kind, name]), Header([kind | u64::from(high) << 32, small])] {
                 for mut payload in [bytes(&payload), bytes(&verdict), bytes(&verdict)] {
                     payload.truncate(payload.len() - cut.min(payload.len()));
-                    if let Ok(control) = Control::decode(header, &payload) {
+                    let decoded = Control::decode(header, &payload).ok();
+                    if let Some(control) = decoded {
                         let (again, words) = control.encode();
                         prop_assert_eq!((again, words.as_slice()), (header, &payload[..]));
                     }
+                    let notification = match decoded {
+                        Some(Control::Notify { comp, tag, size }) => Some((comp, tag, size)),
+                        _ => None,
+                    };
+                    prop_assert_eq!(Control::notification(header, &payload), notification);
                 }
             }
         }

@@ -192,6 +192,8 @@ pub struct Batch {
     small: Box<[SmallArrival]>,
     count: usize,
     events: Vec<Event>,
+    /// Kind of the messages that the matcher may take alone; `None`: of any kind.
+    lone: Option<u8>,
 }
 
 impl Batch {
@@ -199,7 +201,21 @@ impl Batch {
     pub fn new(limit: usize) -> Self {
         let limit = limit.max(1);
         let empty = SmallArrival::new(PeerId(0), Header([0; 2]), SmallBytes::empty());
-        Self { small: vec![empty; limit].into(), count: 0, events: Vec::with_capacity(limit) }
+        let (small, events) = (vec![empty; limit].into(), Vec::with_capacity(limit));
+        Self { small, count: 0, events, lone: None }
+    }
+
+    /// Says that [`Matcher::match_alone`] takes only messages whose header begins with this byte:
+    /// others are spared the call.
+    pub fn with_lone(mut self, kind: u8) -> Self {
+        self.lone = Some(kind);
+        self
+    }
+
+    /// Returns `true` if the matcher may take a message alone.
+    #[inline(always)]
+    pub fn may_be_lone(&self, header: Header) -> bool {
+        self.lone.is_none_or(|kind| header.0[0] as u8 == kind)
     }
 
     /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something
