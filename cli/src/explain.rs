@@ -11,10 +11,11 @@ mod meeting;
 use crate::gpus;
 use crate::launch::LaunchError;
 use crate::own_ranks::{gather, is_rank, is_usage, run_ranks};
-use crate::{USAGE, complain, print, template};
+use crate::{USAGE, print, template};
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
 use carrack::transports::gpu::CopierState;
+use carrack::transports::stderr::say;
 use carrack::{CollectiveError, Rank, Runtime, StartError, WaitError};
 use clap::Args;
 use copier::Tried;
@@ -88,7 +89,7 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
                 ExplainError::Start(error) => is_usage(error),
                 _ => false,
             };
-            complain(error);
+            say(error);
             if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
     }

@@ -1,12 +1,13 @@
 //! `carrack info`: what this machine has, and the settings in force.
 
 use crate::own_ranks::{allowed_cpus, cpu_list};
-use crate::{USAGE, complain, print, template};
+use crate::{USAGE, print, template};
 use carrack::Runtime;
 use carrack::bootstrap::Source;
 use carrack::settings::{RESERVED, Settings};
 use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuInfo, PeerInfo};
+use carrack::transports::stderr::say;
 use clap::Args;
 use minijinja::context;
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ pub(crate) fn info(options: &InfoOptions) -> ExitCode {
     let settings = match Settings::from_env() {
         Ok(settings) => settings,
         Err(error) => {
-            complain(error);
+            say(error);
             return ExitCode::from(USAGE);
         }
     };
@@ -38,7 +39,7 @@ pub(crate) fn info(options: &InfoOptions) -> ExitCode {
     match to_text(&settings, &info) {
         Ok(text) => print(&text),
         Err(error) => {
-            complain(error);
+            say(error);
             ExitCode::FAILURE
         }
     }

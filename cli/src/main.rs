@@ -24,8 +24,8 @@ mod perf;
 mod selftest;
 mod template;
 
+use carrack::transports::stderr::say;
 use clap::{Parser, Subcommand};
-use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -100,7 +100,7 @@ fn log_to_stderr(is_told: bool) {
     let (name, wanted) = set.unwrap_or_else(|| ("CARRACK_LOG", "warn".into()));
     let filter = EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
         if !is_told {
-            complain(format_args!(
+            say(format_args!(
                 "{name}={wanted} is no filter ({error}); write a level such as `warn`, or \
                 `carrack=debug`"
             ));
@@ -108,13 +108,6 @@ fn log_to_stderr(is_told: bool) {
         EnvFilter::new("warn")
     });
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
-}
-
-/// Writes an error to stderr. A failure to write is ignored: there is no other place to report it.
-fn complain(what: impl Display) {
-    use io::Write as _;
-    // One call writes the whole line, since other ranks write to the same stderr.
-    let _ = io::stderr().write_all(format!("carrack: {what}\n").as_bytes());
 }
 
 /// Returns `true` if the reader of the output has closed it (`carrack info | head`), which is no
@@ -129,7 +122,7 @@ fn print(text: &str) -> ExitCode {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if !is_closed_pipe(&error) => {
-            complain(format_args!(
+            say(format_args!(
                 "writing to stdout failed: {error}; check the file or pipe that it goes to"
             ));
             ExitCode::FAILURE

@@ -12,10 +12,11 @@ use super::sides::{Kind, Sides};
 use super::start;
 use crate::launch::{Bind, tie};
 use crate::own_ranks;
-use crate::{USAGE, complain, is_closed_pipe};
+use crate::{USAGE, is_closed_pipe};
 use crate::{args, gpus};
 use carrack::Runtime;
 use carrack::settings::{TransportChoice, parse_size};
+use carrack::transports::stderr::say;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use std::io::{self, Write as _};
@@ -183,17 +184,15 @@ pub(crate) fn put_get_bench(options: &OsuOptions) -> ExitCode {
     let sides = match pairs(&options.memory) {
         Ok(sides) => sides,
         Err(why) => {
-            complain(why);
+            say(why);
             return ExitCode::from(USAGE);
         }
     };
     match (&sides[..], tests(&options.test)) {
         ([sides], [test]) => start::perf(&as_perf(options, *test, *sides)),
         _ if own_ranks::rank().is_some() => {
-            complain(
-                "`all` starts jobs of its own: leave the launcher out, or name one test and one \
-                pair of memory",
-            );
+            say("`all` starts jobs of its own: leave the launcher out, or name one test and one \
+                pair of memory");
             ExitCode::from(USAGE)
         }
         (pairs, tests) => each(options, pairs, tests),
@@ -262,7 +261,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
                 Ok(()) => {}
                 Err(error) if is_closed_pipe(&error) => break,
                 Err(error) => {
-                    complain(format_args!(
+                    say(format_args!(
                         "writing to stdout failed: {error}; check the file or pipe that it goes to"
                     ));
                     return ExitCode::FAILURE;
@@ -272,7 +271,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
                 failed = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
             }
             Err(error) => {
-                complain(format_args!("starting this command once more: {error}"));
+                say(format_args!("starting this command once more: {error}"));
                 failed = Some(1);
             }
         }

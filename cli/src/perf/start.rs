@@ -9,8 +9,9 @@ use super::record::size_in_words;
 use super::session::Session;
 use super::{osu, plot, record};
 use crate::own_ranks::{is_rank, run_ranks};
-use crate::{USAGE, bar, complain, is_closed_pipe, own_ranks};
+use crate::{USAGE, bar, is_closed_pipe, own_ranks};
 use carrack::settings::{Origin, Settings, TransportChoice};
+use carrack::transports::stderr::say;
 use carrack::{Rank, Runtime};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -32,8 +33,8 @@ pub(crate) fn perf(options: &PerfOptions) -> ExitCode {
 fn tell(error: &PerfError) -> ExitCode {
     match (error, own_ranks::rank()) {
         (PerfError::Output(error), _) if is_closed_pipe(error) => return ExitCode::SUCCESS,
-        (error, Some(rank)) => complain(format_args!("rank {rank}: {error}")),
-        (error, None) => complain(error),
+        (error, Some(rank)) => say(format_args!("rank {rank}: {error}")),
+        (error, None) => say(error),
     }
     if error.is_usage() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }

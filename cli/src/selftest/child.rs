@@ -2,6 +2,7 @@
 
 use super::SelftestError;
 use crate::launch::tie;
+use carrack::transports::stderr::say;
 use children::{ChildError, Running, interrupted};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -84,7 +85,7 @@ fn run(command: &mut Command, limit: Duration, on_tick: impl FnMut()) -> Result<
     drop(running);
     // This process is now the parent of orphans that have cleared their environment.
     if let Err(error) = children::sweep() {
-        crate::complain(format_args!("selftest: looking for processes to end failed: {error}"));
+        say(format_args!("selftest: looking for processes to end failed: {error}"));
     }
     end
 }

@@ -4,8 +4,8 @@
 
 use super::unpacked::{ARCHIVE, Programs};
 use super::{SelftestError, suites};
-use crate::complain;
 use crate::launch::is_executable;
+use carrack::transports::stderr::say;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,7 +81,7 @@ fn unpack(bundle: &Path, carrack: &Path, report: &Path) -> Result<Option<TempDir
     if !archive.exists() {
         return Ok(None);
     }
-    let tell = |what: &str| complain(format_args!("selftest: {what}"));
+    let tell = |what: &str| say(format_args!("selftest: {what}"));
     let programs =
         Programs { archive: &archive, carrack, stop: &children::interrupted, tell: &tell };
     Ok(Some(programs.folder(&std::env::temp_dir(), report)?))

@@ -39,7 +39,8 @@ mod unpacked;
 pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
-use crate::{USAGE, bar, complain};
+use crate::{USAGE, bar};
+use carrack::transports::stderr::say;
 use children::echo;
 use kit::Kit;
 use machine::Machine;
@@ -97,7 +98,7 @@ pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
     match run(options, &node) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            complain(format_args!("selftest: {error}"));
+            say(format_args!("selftest: {error}"));
             ExitCode::from(match error {
                 SelftestError::NothingChosen(_) => USAGE,
                 SelftestError::Unpack(UnpackError::Interrupted) => INTERRUPTED,
@@ -135,7 +136,7 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     Ok(match report.totals {
         _ if children::interrupted() => INTERRUPTED,
         Totals { parts_failed: 0, parts_passed: 0, .. } => {
-            complain("selftest: nothing was tested: every part was skipped; the report says why");
+            say("selftest: nothing was tested: every part was skipped; the report says why");
             1
         }
         Totals { parts_failed: 0, .. } => 0,
