@@ -107,7 +107,12 @@ fn log_to_stderr(is_told: bool) {
         }
         EnvFilter::new("warn")
     });
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        // It would report a closed stderr on stderr, with a panic.
+        .log_internal_errors(false)
+        .init();
 }
 
 /// Returns `true` if the reader of the output has closed it (`carrack info | head`), which is no

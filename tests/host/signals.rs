@@ -3,7 +3,7 @@
 use crate::support::children::{Watched as _, limit, started};
 use crate::support::sink::Sink;
 use crate::support::*;
-use ::children::Stream;
+use ::children::{Running, Stream};
 use carrack::buffer::Region;
 use carrack::settings::DumpChoice;
 use carrack::{Counter, Handler, Mr, Rank, RemoteKey, Runtime, Status, Tag};
@@ -11,22 +11,25 @@ use carrack_simulators::nic::go_round;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 use signal_hook::consts::SIGUSR1;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const ROLE: &str = "SIGNALS_ROLE";
 
-/// The child: waits for a message that never comes.
+/// The child: waits for a message that never comes, or asks itself what it waits for.
 #[test]
 fn a_rank_in_its_role() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
+    let Some(role) = std::env::var_os(ROLE) else { return };
     let runtime = Runtime::start().unwrap();
     let never = Counter::new();
     let recv =
         runtime.post_recv(Rank(0), vec![0; 21], Tag(4711)).comp(&never).try_submit().unwrap();
     assert!(recv.is_posted());
+    if role == "asks itself" {
+        signal_hook::low_level::raise(SIGUSR1).unwrap();
+        runtime.progress().unwrap();
+        return println!("\nwent on");
+    }
     println!("\nready");
     runtime.wait(|| never.get() > 0).unwrap();
 }
@@ -49,6 +52,19 @@ fn a_rank_that_waits_prints_what_is_pending_when_it_is_asked_by_a_signal() {
         assert!(text.contains("rank 0 of 1: 1 operations pending"), "{text}");
         assert!(text.contains("receive, rank 0, tag 4711, 21 B: waits for its message"), "{text}");
     }
+}
+
+#[test]
+fn a_rank_whose_stderr_is_closed_goes_on_when_it_is_asked_what_is_pending() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "signals::a_rank_in_its_role", "--nocapture"])
+        .env(ROLE, "asks itself");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdout(Stdio::piped()).stderr(writer);
+    let rank = Running::start(&mut command).unwrap().ends_with_all();
+    assert!(rank.status.success() && rank.stdout.contains("went on"), "{}", rank.stdout);
 }
 
 /// Has a handler of rank 0 end a registration that rank 1's NIC has used. Returns `true` if the

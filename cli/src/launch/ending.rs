@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use carrack::transports::stderr::say;
+
 /// Time between the request to end and the kill.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
@@ -77,11 +79,9 @@ impl Ending {
 pub(super) fn sweep_and_tell() {
     match children::sweep() {
         Ok(left) => left.iter().for_each(|pid| {
-            eprintln!(
-                "carrack: process {pid} of another user could not be killed; end it yourself"
-            );
+            say(format_args!("process {pid} of another user could not be killed; end it yourself"));
         }),
-        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
+        Err(error) => say(format_args!("looking for processes to end failed: {error}")),
     }
 }
 

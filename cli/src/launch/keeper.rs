@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use carrack::bootstrap::tcp::StandIn;
 use carrack::bootstrap::{Departure, JobId};
+use carrack::transports::stderr::say;
 use nix::sys::signal::Signal as Named;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, fstat};
@@ -47,7 +48,7 @@ pub(crate) fn keep(options: KeeperOptions) -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(LaunchError::LauncherGone) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("carrack: {error}");
+            say(&error);
             ExitCode::from(error.exit_status())
         }
     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use carrack::transports::stderr::say;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -103,10 +104,10 @@ fn keeper_ended(status: WaitStatus) -> u8 {
         return status.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(1);
     };
     // Its ranks die with it; what they had started has become ours.
-    eprintln!(
-        "carrack: the keeper of this job was killed by {}; ending the job",
+    say(format_args!(
+        "the keeper of this job was killed by {}; ending the job",
         signals::name(signal)
-    );
+    ));
     sweep_and_tell();
     signals::exit_status(signal)
 }
@@ -123,6 +124,6 @@ fn check_files(ranks: u32) -> Result<(), LaunchError> {
 fn warn_of_shared_cpus(job: &Job) {
     let (ranks, cpus) = (job.ranks, allowed_cpus().len());
     if job.bind == Bind::Core && cpus < ranks as usize {
-        eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
+        say(format_args!("warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)"));
     }
 }

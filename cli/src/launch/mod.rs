@@ -44,6 +44,7 @@ use std::process::ExitCode;
 
 use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::bootstrap::tcp::variables::RUN_ID;
+use carrack::transports::stderr::say;
 
 pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;
@@ -65,7 +66,7 @@ pub(crate) fn launch(job: &Job) -> ExitCode {
     match run_job(job) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            eprintln!("carrack run: {error}");
+            say(format_args!("run: {error}"));
             ExitCode::from(error.exit_status())
         }
     }

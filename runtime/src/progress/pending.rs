@@ -4,6 +4,7 @@ use super::Core;
 use crate::chores::Chore;
 use crate::names::Rank;
 use crate::op::PendingOp;
+use carrack_transports::stderr;
 use std::fmt;
 
 /// Operations that are listed one by one; the others are counted.
@@ -104,8 +105,7 @@ impl Core {
         // Another thread may have seen the same signal. One that comes from now on asks for the
         // next dump.
         if self.chores.take(Chore::Dump) {
-            // One write, so that the dumps of several ranks do not mix.
-            eprint!("{}", self.pending());
+            stderr::print(self.pending());
         }
     }
 }

@@ -99,3 +99,11 @@ fn killing_the_keeper_leaves_nothing_behind() {
     assert_eq!(run.status.code(), Some(137));
     assert!(run.stderr.contains("keeper"), "{}", run.stderr);
 }
+
+#[test]
+fn killing_the_keeper_leaves_nothing_behind_though_stderr_is_closed() {
+    // What a rank has started outlives it, and ends by the launcher alone.
+    let running = start(unheard(script(2, &[], TWO_SLEEPERS)), 2);
+    kill_process(keeper(&running), Signal::KILL).unwrap();
+    assert_eq!(running.ends_with_all().status.code(), Some(137));
+}

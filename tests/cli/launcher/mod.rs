@@ -61,6 +61,14 @@ fn job(ranks: u32, options: &[&str], program: &[&str]) -> Command {
     command
 }
 
+/// Closes the reader of a job's stderr before the job starts.
+fn unheard(mut job: Command) -> Command {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    job.stderr(writer);
+    job
+}
+
 /// Returns a job whose ranks run a shell script.
 fn script(ranks: u32, options: &[&str], script: &str) -> Command {
     job(ranks, options, &["sh", "-c", script])
@@ -265,6 +273,28 @@ fn a_program_is_found_next_to_the_carrack_command() {
     let run = ran(job);
     assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
     assert!(run.stdout.contains("run"), "{}", run.stdout);
+}
+
+#[test]
+fn a_job_that_is_warned_of_runs_though_stderr_is_closed() {
+    let ranks = thread::available_parallelism().unwrap().get() + 1;
+    let ranks = u32::try_from(ranks).unwrap();
+    let mut job = unheard(job(ranks, &["--bind", "core", "--no-tag"], &["echo", "here"]));
+    job.env("CARRACK_LOG", "no=filter=at=all");
+    let run = ran(job);
+    assert_eq!((run.status.code(), run.stdout.lines().count()), (Some(0), ranks as usize));
+}
+
+#[test]
+fn an_error_of_the_launcher_has_its_status_though_stderr_is_closed() {
+    assert_eq!(ran(unheard(job(2, &[], &["no-such-program"]))).status.code(), Some(127));
+}
+
+#[test]
+fn a_command_that_logs_ends_well_though_stderr_is_closed() {
+    let mut explain = Command::new(carrack());
+    explain.arg("explain").env("CARRACK_LOG", "trace").stdout(Stdio::piped());
+    assert!(succeeded(&ran(unheard(explain))).contains("loopback"));
 }
 
 #[test]
