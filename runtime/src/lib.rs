@@ -71,7 +71,7 @@ pub use carrack_transports::trial;
 
 pub use api::buffer::{self, Buffer, SendBuffer};
 pub use api::post::{self, Operation, Outcome, Piece, RetryReason};
-pub use api::{DeviceBuilder, Drive, Probe, Runtime, RuntimeBuilder};
+pub use api::{DeviceBuilder, Drive, Probe, Runtime, RuntimeBuilder, Ticket};
 pub use carrack_transports::mem::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Strided, StridedError};
 pub use collective::Group;
 #[doc(inline)]
@@ -84,7 +84,7 @@ pub use error::{
     RegisterError, RemoteKeyError, ResourceError, StartError, WaitError,
 };
 #[doc(inline)]
-pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
+pub use matching::{Envelope, Matching, MatchingEngine};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use op::PendingOp;
 pub use peer::PeerState;

@@ -2,7 +2,7 @@
 //! cannot end any more.
 
 use crate::comp::StreamCounterState;
-use crate::matching::Ticket;
+use crate::matching::ReceiveName;
 use crate::names::Rank;
 use crate::op::{Ended, Ending, Holder, PendingOp};
 use carrack_transports::gpu::Gpu;
@@ -21,8 +21,8 @@ pub(crate) struct Streams {
     counters: Mutex<Vec<Weak<StreamCounterState>>>,
     /// Operations that have waited for events, to tell them apart.
     numbers: AtomicU64,
-    /// The tickets of receives that have a number, once they were posted.
-    names: Mutex<HashMap<u64, Option<Ticket>>>,
+    /// The names of receives that have a number, once they were posted.
+    names: Mutex<HashMap<u64, Option<ReceiveName>>>,
 }
 
 impl Streams {
@@ -58,15 +58,15 @@ impl Streams {
         self.names.lock().insert(number, None);
     }
 
-    /// Notes the ticket of a posted receive, unless it has ended before.
-    pub(crate) fn rename(&self, number: u64, ticket: Option<Ticket>) {
+    /// Notes the name of a posted receive, unless it has ended before.
+    pub(crate) fn rename(&self, number: u64, new: Option<ReceiveName>) {
         if let Some(name) = self.names.lock().get_mut(&number) {
-            *name = ticket;
+            *name = new;
         }
     }
 
-    /// Returns its ticket since it was posted.
-    pub(crate) fn renamed(&self, number: u64) -> Option<Ticket> {
+    /// Returns its name since it was posted.
+    pub(crate) fn renamed(&self, number: u64) -> Option<ReceiveName> {
         *self.names.lock().get(&number)?
     }
 

@@ -4,8 +4,8 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::ProgressChoice;
 use carrack::{
-    AwaitError, Counter, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
-    Tag,
+    AwaitError, Counter, Handler, OpError, Outcome, PostError, ProgressError, Rank, Runtime,
+    Status, Synchronizer, Tag, WaitError,
 };
 use parking_lot::Mutex;
 use std::future::{Future, IntoFuture};
@@ -29,6 +29,7 @@ crate::support::over_each_transport!(
     a_progress_thread_delivers_while_the_program_makes_no_progress,
     a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes,
     a_device_is_drained_when_everything_that_was_sent_has_ended,
+    a_device_of_another_runtime_is_refused_where_it_should_be_drained,
     what_is_pending_is_told_in_words,
 );
 
@@ -389,14 +390,14 @@ fn a_device_is_drained_when_everything_that_was_sent_has_ended<J: Job>() {
     let ranks = J::pair();
     let [zero, one] = &ranks;
     let device = zero.default_device();
-    assert!(zero.test_drained(device));
+    assert!(zero.test_drained(device).unwrap());
     let waits =
         zero.post_recv(Rank(1), vec![0; 1], Tag(9)).comp(&Counter::new()).try_submit().unwrap();
     assert!(waits.is_posted());
-    assert!(zero.test_drained(device), "a receive that waits does not count");
+    assert!(zero.test_drained(device).unwrap(), "a receive that waits does not count");
     let payload = pattern(4, 100_000);
     sent(&ranks, || zero.post_send(Rank(1), payload.clone(), Tag(1)).try_submit());
-    assert!(!zero.test_drained(device));
+    assert!(!zero.test_drained(device).unwrap());
     assert!(zero.wait_drained(device, Duration::from_millis(20)).is_err());
     let arrived = Sink::keeping();
     one.post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).submit().unwrap();
@@ -404,7 +405,15 @@ fn a_device_is_drained_when_everything_that_was_sent_has_ended<J: Job>() {
         scope.spawn(|| arrived.one(std::slice::from_ref(one)));
         zero.wait_drained(device, LIMIT).unwrap();
     });
-    assert!(zero.test_drained(device));
+    assert!(zero.test_drained(device).unwrap());
+}
+
+fn a_device_of_another_runtime_is_refused_where_it_should_be_drained<J: Job>() {
+    let [zero, one] = &J::pair();
+    let device = one.default_device();
+    assert!(matches!(zero.test_drained(device), Err(ProgressError::Foreign)));
+    let waited = zero.wait_drained(device, LIMIT);
+    assert!(matches!(waited, Err(WaitError::Progress(ProgressError::Foreign))), "{waited:?}");
 }
 
 fn what_is_pending_is_told_in_words<J: Job>() {

@@ -17,6 +17,8 @@ use std::time::Duration;
 crate::support::over_each_transport!(
     a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there,
     a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back,
+    a_ticket_takes_nothing_back_at_another_runtime,
+    a_probe_refuses_an_engine_of_another_runtime,
     a_cancelled_receive_leaves_the_others_of_its_key_in_order,
     the_race_of_cancelling_and_arriving_has_one_winner,
     a_receive_without_a_message_ends_at_its_deadline,
@@ -97,6 +99,36 @@ fn a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back<J: Job>()
     }
     settle(&ranks);
     assert_eq!(arrived.count(), 0);
+}
+
+fn a_ticket_takes_nothing_back_at_another_runtime<J: Job>() {
+    let ranks = J::pair();
+    let arrived = Sink::keeping();
+    // The first receive of its key at each rank.
+    let post = |rank: &Runtime| {
+        let mut receive = rank.post_recv(Rank(0), vec![0; 8], Tag(7)).comp(&arrived);
+        receive.submit().unwrap();
+        receive.ticket().unwrap()
+    };
+    let (mine, theirs) = (post(&ranks[0]), post(&ranks[1]));
+    assert!(!ranks[0].cancel(&theirs).unwrap());
+    assert!(ranks[0].cancel(&mine).unwrap());
+    assert!(ranks[1].cancel(&theirs).unwrap());
+    // An awaited one has such a ticket, too.
+    let awaited = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(7)).start();
+    let (mine, theirs) = (post(&ranks[0]), awaited.ticket().unwrap());
+    assert!(!ranks[0].cancel(&theirs).unwrap());
+    assert!(ranks[0].cancel(&mine).unwrap() && ranks[1].cancel(&theirs).unwrap());
+}
+
+fn a_probe_refuses_an_engine_of_another_runtime<J: Job>() {
+    let ranks = J::pair();
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"theirs", Tag(5)).try_submit());
+    let [mine, theirs] = [0, 1].map(|rank: usize| ranks[rank].default_matching_engine());
+    until(&ranks, || ranks[1].probe(Rank(0), Tag(5)).look().unwrap().is_some());
+    let probe = || ranks[0].probe(Rank(0), Tag(5)).matching_engine(theirs);
+    assert!(matches!(probe().look(), Err(PostError::Foreign)));
+    assert_eq!(probe().matching_engine(mine).look().unwrap(), None);
 }
 
 fn a_cancelled_receive_leaves_the_others_of_its_key_in_order<J: Job>() {

@@ -416,7 +416,7 @@ fn messages_that_their_sender_holds_come_in_the_order_of_those_that_come_whole<J
         settle(&ranks);
         assert!(begun.elapsed() < patience(LIMIT / 2), "it is never told to hold");
     }
-    until(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
+    until(&ranks, || ranks[0].test_drained(ranks[0].default_device()).unwrap());
     drop(sink.take());
     send_to(&ranks, name, 0..30, &[8, 300, 0, 3000]);
     // The send window opens while these receives are posted.
@@ -464,7 +464,7 @@ fn what_waits_for_a_full_queue_is_pending<J: Job>() {
     assert_eq!((pending.unexpected, pending.unexpected_bytes), (0, 0));
     assert_eq!(pending.deferred_bytes, ranks[1].unexpected_bytes());
     assert!(pending.deferred_bytes > 5 * 8, "{pending}");
-    assert!(!ranks[1].test_drained(ranks[1].default_device()));
+    assert!(!ranks[1].test_drained(ranks[1].default_device()).unwrap());
     // A rank that ends now tells its own operations' ends, and what peers have sent goes with it.
     let sent_back = Sink::keeping();
     let receive = ranks[1].post_recv(Rank(0), vec![7; 8], Tag(1)).comp(&sent_back).try_submit();

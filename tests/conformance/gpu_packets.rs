@@ -105,14 +105,14 @@ fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>(
     }
     settle(ranks);
     assert_eq!(sink.count(), 0, "it was overtaken");
-    assert!(!ranks[1].test_drained(&devices[1]));
+    assert!(!ranks[1].test_drained(&devices[1]).unwrap());
     let pending = ranks[1].pending().to_string();
     assert!(pending.contains("tag 1, 100 B: waits for an engine of a GPU"), "{pending}");
     drop(held);
     until(ranks, || sink.count() == count + 1);
     assert_eq!(sink.take()[0].tag, Tag(1));
     settle(ranks);
-    assert!(ranks[1].test_drained(&devices[1]));
+    assert!(ranks[1].test_drained(&devices[1]).unwrap());
 }
 
 fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {

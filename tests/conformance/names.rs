@@ -112,8 +112,9 @@ fn a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered
             late.submit().unwrap();
             drop(late);
             let again = is_registered_again.then(|| ranks[1].register_comp(&new).unwrap());
-            let errors =
-                until_with_errors(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
+            let errors = until_with_errors(&ranks, || {
+                ranks[0].test_drained(ranks[0].default_device()).unwrap()
+            });
             let told = |errors: &[ProgressError]| {
                 matches!(errors,
                 [ProgressError::NoSuchCompletion { comp, .. }] if *comp == name)

@@ -26,6 +26,7 @@ over_each_transport!(
     a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
     wildcards_and_ranks_that_do_not_exist_are_refused,
     devices_and_engines_of_another_runtime_are_refused,
+    the_last_device_and_the_last_engine_that_an_operation_names_count,
     a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_error,
     a_receive_into_immutable_bytes_is_refused_and_gives_them_back,
     a_path_that_is_demanded_is_taken_or_refused_with_the_reason,
@@ -53,6 +54,22 @@ fn devices_and_engines_of_another_runtime_are_refused<J: Job>() {
     refused(zero.post_flush(Rank(1)).device(device).comp(&done).submit().err());
     assert!(matches!(zero.progress_device(device), Err(ProgressError::Foreign)));
     send().device(zero.default_device()).wait().unwrap();
+}
+
+fn the_last_device_and_the_last_engine_that_an_operation_names_count<J: Job>() {
+    let [zero, one] = &J::pair();
+    let (own, other) = (zero.default_device(), one.default_device());
+    let (mine, theirs) = (zero.default_matching_engine(), one.default_matching_engine());
+    let send = || zero.post_send(Rank(1), b"x", Tag(1));
+    send().device(other).device(own).submit().unwrap();
+    send().matching_engine(theirs).matching_engine(mine).submit().unwrap();
+    for mut mixed in [
+        send().device(own).device(other),
+        send().device(other).matching_engine(mine),
+        send().matching_engine(theirs).device(own),
+    ] {
+        assert!(matches!(mixed.submit(), Err(PostError::Foreign)));
+    }
 }
 
 fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {

@@ -32,5 +32,5 @@ pub use builder::RuntimeBuilder;
 pub use device::DeviceBuilder;
 pub use drive::Drive;
 pub(crate) use invalidate::{Withdrawn, withdraw};
-pub use probe::Probe;
+pub use probe::{Probe, Ticket};
 pub use runtime::Runtime;

@@ -2,7 +2,7 @@
 
 use super::Runtime;
 use crate::error::{OpError, PostError, ProgressError};
-use crate::matching::{Envelope, MatchingEngine, Ticket};
+use crate::matching::{Envelope, MatchingEngine, ReceiveName};
 use crate::names::{Matching, Rank, Tag};
 use crate::op::Ended;
 use crate::progress::Core;
@@ -17,6 +17,14 @@ pub struct Probe<'a> {
     /// The program named the policy.
     is_named: bool,
     engine: Option<&'a MatchingEngine>,
+}
+
+/// Name of a receive that waits, by which [`Runtime::cancel`] takes it back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    /// The number of its runtime.
+    runtime: u64,
+    receive: ReceiveName,
 }
 
 impl Runtime {
@@ -40,32 +48,39 @@ impl Runtime {
     /// object then gets a status with [`OpError::Cancelled`] and the buffer, and no other.
     /// Otherwise the receive has met its message or has ended, and the completion object gets or
     /// has that status. A receive that waits for an event is taken back as well, except at the
-    /// moment when it begins.
+    /// moment when it begins. A ticket of another runtime takes nothing back.
     ///
     /// # Errors
     /// The completion object has panicked.
     pub fn cancel(&self, ticket: &Ticket) -> Result<bool, ProgressError> {
-        let Some((comp, status)) = self.0.take_back(ticket) else { return Ok(false) };
+        if ticket.runtime != self.0.id {
+            return Ok(false);
+        }
+        let Some((comp, status)) = self.0.take_back(ticket.receive) else { return Ok(false) };
         let told = self.0.try_tell(&self.0.default_device().0, comp.as_ref(), status);
         self.0.sleepers.wake();
         told.map(|()| true)
+    }
+
+    /// Returns the ticket of a receive of this runtime.
+    pub(super) fn ticket(&self, receive: ReceiveName) -> Ticket {
+        Ticket { runtime: self.0.id, receive }
     }
 }
 
 impl Core {
     /// Takes a receive out, wherever it waits.
-    fn take_back(&self, ticket: &Ticket) -> Option<Ended> {
-        let mut ticket = *ticket;
-        if let Some(number) = ticket.parked() {
+    fn take_back(&self, mut name: ReceiveName) -> Option<Ended> {
+        if let Some(number) = name.parked() {
             let devices = self.devices().clone();
             let parked = devices.iter().find_map(|device| device.0.ordered.cancel(number));
             if parked.is_some() {
                 return parked;
             }
             // The receive has been posted meanwhile.
-            ticket = self.streams.renamed(number)?;
+            name = self.streams.renamed(number)?;
         }
-        let receive = self.engines.get(ticket.engine)?.withdraw(&ticket)?;
+        let receive = self.engines.get(name.engine)?.withdraw(&name)?;
         Some(receive.into_status(OpError::Cancelled))
     }
 }
@@ -87,8 +102,11 @@ impl<'a> Probe<'a> {
     ///
     /// # Errors
     /// There is no such rank, or the call has a policy and a wildcard for a property that it
-    /// compares.
+    /// compares. Or the matching engine is another runtime's.
     pub fn look(&self) -> Result<Option<Envelope>, PostError> {
+        if self.engine.is_some_and(|engine| !self.runtime.0.engines.has(engine)) {
+            return Err(PostError::Foreign);
+        }
         let policy = self.policy.of_receive(self.is_named, self.rank, self.tag)?;
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {
             return Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.size() - 1 });

@@ -27,11 +27,15 @@ impl Runtime {
     /// See [`progress`](Self::progress); and the device is another runtime's.
     #[inline]
     pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
-        if device.0.runtime != self.0.id {
-            return Err(ProgressError::Foreign);
-        }
+        self.check_own(device)?;
         self.0.note_driven();
         self.0.progress(&device.0)
+    }
+
+    /// Refuses a device of another runtime.
+    #[inline(always)]
+    pub(super) fn check_own(&self, device: &Device) -> Result<(), ProgressError> {
+        if device.0.runtime == self.0.id { Ok(()) } else { Err(ProgressError::Foreign) }
     }
 
     /// Makes progress on all devices. Returns `true` if anything moved.

@@ -11,7 +11,7 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::Status;
 use crate::deadline::Deadlines;
 use crate::error::OpError;
-use crate::matching::Ticket;
+use crate::matching::ReceiveName;
 use crate::names::Rank;
 use crate::op::{Ended, Ending, Holder, Losses, OpContext, PendingOp};
 use carrack_transports::gpu::{GpuError, Stream};
@@ -47,7 +47,7 @@ pub(crate) trait Deferred: Send {
 /// The result of beginning an operation.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(crate) enum Start {
-    InFlight(Option<Ticket>),
+    InFlight(Option<ReceiveName>),
     Done(Ended),
     /// The operation cannot begin now.
     Again(Box<dyn Deferred>),

@@ -83,19 +83,19 @@ impl std::fmt::Debug for Receive {
     }
 }
 
-/// Name of a receive that waits, by which [`Runtime::cancel`](crate::Runtime::cancel) withdraws it.
+/// Name of a receive that waits, among those of its runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ticket {
+pub struct ReceiveName {
     pub(crate) engine: u16,
     key: MatchKey,
     stamp: u64,
 }
 
-impl Ticket {
+impl ReceiveName {
     /// The mark of a receive that waits for an event: engines give out no such numbers.
     const PARKED: u64 = 1 << 63;
 
-    /// Returns the ticket of a receive that waits for an event, with a number of its own until
+    /// Returns the name of a receive that waits for an event, with a number of its own until
     /// then.
     pub(crate) fn of_parked(
         engine: &MatchingEngine,
@@ -111,7 +111,7 @@ impl Ticket {
         }
     }
 
-    /// Returns the number of such a ticket.
+    /// Returns the number of such a name.
     pub(crate) fn parked(&self) -> Option<u64> {
         (self.stamp & Self::PARKED != 0).then_some(self.stamp & !Self::PARKED)
     }
@@ -164,10 +164,10 @@ impl MatchingEngine {
         &self,
         key: &HashedKey,
         fill: impl FnOnce(&mut Receive),
-    ) -> Result<Unexpected, Ticket> {
+    ) -> Result<Unexpected, ReceiveName> {
         let Inner { index, table } = &*self.0;
-        let ticket = |stamp| Ticket { engine: *index, key: key.key(), stamp };
-        table.meet_a(*key, fill).map_err(ticket)
+        let name = |stamp| ReceiveName { engine: *index, key: key.key(), stamp };
+        table.meet_a(*key, fill).map_err(name)
     }
 
     /// Gives the receive that a message meets to `ends`, and takes it if the result is `true`.
@@ -198,8 +198,8 @@ impl MatchingEngine {
     }
 
     /// Takes a receive out that waits. `None`: it has met its message, or has ended.
-    pub(crate) fn withdraw(&self, ticket: &Ticket) -> Option<Receive> {
-        self.0.table.pluck_b(ticket.key, ticket.stamp)
+    pub(crate) fn withdraw(&self, name: &ReceiveName) -> Option<Receive> {
+        self.0.table.pluck_b(name.key, name.stamp)
     }
 
     /// Returns the message that the next receive of this key would meet.
@@ -308,7 +308,8 @@ impl Engines {
     /// Returns `true` if the engine is one of these.
     #[inline]
     pub(crate) fn has(&self, engine: &MatchingEngine) -> bool {
-        self.get(engine.index()).is_some_and(|own| Arc::ptr_eq(&own.0, &engine.0))
+        let own = self.engines.get(usize::from(engine.index())).and_then(OnceLock::get);
+        own.is_some_and(|own| Arc::ptr_eq(&own.0, &engine.0))
     }
 
     #[cold]
@@ -331,5 +332,18 @@ impl Engines {
 
     pub(crate) fn each(&self) -> impl Iterator<Item = &MatchingEngine> {
         self.engines.iter().filter_map(OnceLock::get)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_looked_for_among_those_that_there_are() {
+        let (engines, others) = (Engines::new(), Engines::new());
+        let (before, other) = (engines.each().count(), others.make().unwrap());
+        assert!(!engines.has(&other) && others.has(&other));
+        assert_eq!(engines.each().count(), before);
     }
 }

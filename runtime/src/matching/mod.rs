@@ -13,7 +13,7 @@ mod table;
 
 pub use crate::names::Matching;
 pub(crate) use engine::{Content, Engines, Receive, Unexpected};
-pub use engine::{Envelope, MatchingEngine, Ticket};
+pub use engine::{Envelope, MatchingEngine, ReceiveName};
 pub(crate) use table::HashedKey;
 
 use crate::error::PostError;

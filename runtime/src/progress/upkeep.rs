@@ -229,7 +229,7 @@ impl Pass<'_> {
                     self.inner.end_ordered_if_gone(self.device, rank);
                     continue;
                 }
-                Start::InFlight(ticket) => self.inner.streams.rename(number, ticket),
+                Start::InFlight(name) => self.inner.streams.rename(number, name),
                 Start::Done((comp, status)) => {
                     // Its deadline may have passed since progress looked for late ones.
                     self.inner.note_end(&status);

@@ -64,7 +64,7 @@ fn a_message_that_is_being_copied_counts() {
     reads(&play, move |_| {
         if let Some(runtime) = runtime() {
             let device = runtime.default_device();
-            *note.lock() = Some(elsewhere(|| runtime.test_drained(device)));
+            *note.lock() = Some(elsewhere(|| runtime.test_drained(device).unwrap()));
         }
         Ok(())
     });
@@ -115,7 +115,7 @@ fn a_message_that_is_being_copied_when_its_peer_goes_ends_once() {
                     assert_eq!(status.bytes().unwrap(), vec![7; size]);
                 }
                 assert!(play.runtime().pending().operations.is_empty(), "{size} {what} {at}");
-                assert!(play.runtime().test_drained(play.runtime().default_device()));
+                assert!(play.runtime().test_drained(play.runtime().default_device()).unwrap());
             }
         }
     }

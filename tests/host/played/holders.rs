@@ -226,7 +226,7 @@ fn whatever_waits_is_listed_and_counted_and_ends_once_for_the_first_reason() {
         (place.begin)(&mut scene);
         if why != Late {
             until(&scene.play.ranks, || scene.runtime().pending().to_string().contains(what));
-            let is_drained = scene.runtime().test_drained(&scene.device);
+            let is_drained = scene.runtime().test_drained(&scene.device).unwrap();
             assert_eq!(is_drained, !place.counts, "{what}");
         }
         if why == Down {

@@ -67,8 +67,10 @@ impl Mode {
     pub(super) const MORE: u8 = 8;
     /// Mark: the post came to `Done` or `Posted`.
     pub(super) const SPENT: u8 = 16;
-    /// Mark: an option names an object of another runtime.
-    pub(super) const FOREIGN: u8 = 32;
+    /// Mark: the device is another runtime's.
+    pub(super) const FOREIGN_DEVICE: u8 = 32;
+    /// Mark: the matching engine is another runtime's.
+    pub(super) const FOREIGN_ENGINE: u8 = 64;
 
     #[inline(always)]
     fn has(self, mark: u8) -> bool {
@@ -112,7 +114,7 @@ impl Mode {
 
     #[inline(always)]
     pub(super) fn is_foreign(self) -> bool {
-        self.has(Self::FOREIGN)
+        self.has(Self::FOREIGN_DEVICE | Self::FOREIGN_ENGINE)
     }
 
     #[inline(always)]

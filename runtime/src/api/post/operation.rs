@@ -7,10 +7,9 @@
 use super::desc::OpDesc;
 use super::options::Post;
 use super::submit::Kind;
-use crate::api::Runtime;
+use crate::api::{Runtime, Ticket};
 use crate::comp::{Completion, Status};
 use crate::error::{AwaitError, PostError, ProgressError, WaitError};
-use crate::matching::Ticket;
 use crate::progress::Core;
 use crate::progress::in_handler;
 use parking_lot::{Mutex, MutexGuard};
@@ -134,7 +133,10 @@ impl<K: Kind> Operation<'_, K> {
     fn post(&mut self) {
         self.state = match std::mem::replace(&mut self.state, OperationState::Spent) {
             OperationState::Unposted(post) => match post.submit_telling(&self.object) {
-                (post, Ok(())) => OperationState::Posted(post.kind.ticket()),
+                (post, Ok(())) => {
+                    let name = post.kind.name();
+                    OperationState::Posted(name.map(|name| post.runtime.ticket(name)))
+                }
                 (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
                     OperationState::Unposted(post)
                 }

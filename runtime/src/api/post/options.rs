@@ -136,7 +136,7 @@ impl<'a, K: Matches<'a>> Post<'a, K> {
     /// Sets the matching engine: both sides must name the engine of the same number.
     pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
         self.kind.matching().engine = Some(engine);
-        self.refuse_if(!self.runtime.0.engines.has(engine));
+        self.desc.mode.set(Mode::FOREIGN_ENGINE, !self.runtime.0.engines.has(engine));
         self
     }
 }
@@ -210,16 +210,8 @@ impl<'a, K> Post<'a, K> {
     /// Sets the device; the default is the runtime's default device.
     pub fn device(mut self, device: &'a Device) -> Self {
         self.desc.device = Some(device);
-        self.refuse_if(device.0.runtime != self.runtime.0.id);
+        self.desc.mode.set(Mode::FOREIGN_DEVICE, device.0.runtime != self.runtime.0.id);
         self
-    }
-
-    /// Notes an object of another runtime. The post then fails.
-    #[inline]
-    pub(super) fn refuse_if(&mut self, is_foreign: bool) {
-        if is_foreign {
-            self.desc.mode.set(Mode::FOREIGN, true);
-        }
     }
 
     /// Sets a number that the status returns.

@@ -173,7 +173,7 @@ impl Later {
         };
         let runtime = Runtime::of(inner);
         let Self { ready, runtime: weak, mut said, ordered } = self;
-        let mut ticket = None;
+        let mut name = None;
         let (outcome, ordered) = match ordered {
             OrderedOp::Put(buffer, remote) => {
                 let kind = Put { buffer: Some(SendBuffer::Owned(buffer)), place: remote.place() };
@@ -211,7 +211,7 @@ impl Later {
                 let matching = Match { policy, is_named: false, engine: Some(&engine) };
                 let mut post = said.post(&runtime, device, Recv::new(buffer, matching));
                 let outcome = Recv::post(&mut post);
-                ticket = post.kind.ticket;
+                name = post.kind.name;
                 (outcome, OrderedOp::Recv(post.kind.buffer, policy, engine))
             }
             OrderedOp::Batch(batch) => {
@@ -249,7 +249,7 @@ impl Later {
         };
         match outcome {
             Ok(Outcome::Done(status)) => Start::Done((said.op.comp, status)),
-            Ok(Outcome::Posted) => Start::InFlight(ticket),
+            Ok(Outcome::Posted) => Start::InFlight(name),
             Ok(Outcome::Retry(_)) => {
                 Start::Again(Box::new(Self { ready, runtime: weak, said, ordered }))
             }

@@ -12,7 +12,7 @@ use crate::api::buffer::{Buffer, SendBuffer};
 use crate::comp::{Completion, Ranks};
 use crate::datapath::{OrderedEntry, Sort, Waits};
 use crate::error::PostError;
-use crate::matching::Ticket;
+use crate::matching::ReceiveName;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
@@ -273,12 +273,12 @@ impl Post<'_, Recv<'_>> {
         let Match { engine, .. } = self.kind.matching;
         let engine = engine.unwrap_or_else(|| runtime.engines.default_engine()).clone();
         let number = runtime.streams.number();
-        let ticket = Ticket::of_parked(&engine, policy, rank, self.desc.tag, number);
+        let name = ReceiveName::of_parked(&engine, policy, rank, self.desc.tag, number);
         let renamed = Renamed::of(self.desc.comp.cloned(), number, &self.runtime.0);
         let Recv { buffer, .. } = self.kind.take();
         match self.park_as(number, order, OrderedOp::Recv(buffer, policy, engine), Some(&renamed)) {
             Ok(()) => {
-                self.kind.ticket = Some(ticket);
+                self.kind.name = Some(name);
                 if policy.looks_at_rank() {
                     runtime.listen_to(rank);
                 }

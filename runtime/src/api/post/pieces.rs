@@ -11,7 +11,7 @@ use crate::api::buffer::Buffer;
 use crate::comp::{Completion, Status};
 use crate::datapath::fresh;
 use crate::error::PostError;
-use crate::matching::Ticket;
+use crate::matching::ReceiveName;
 use carrack_transports::mem::copy::copy_now;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub trait Carries: Kind {
     /// Takes the operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
 
-    /// Keeps the ticket for `cancel`.
-    fn keep(&mut self, ticket: Option<Ticket>) {
-        let _ = ticket;
+    /// Keeps the name for `cancel`.
+    fn keep(&mut self, name: Option<ReceiveName>) {
+        let _ = name;
     }
 }
 
@@ -160,7 +160,7 @@ impl<K: Carries> Post<'_, K> {
         match K::post(&mut post) {
             Ok(Outcome::Done(status)) => Ok(Outcome::Done(spread.finish(status))),
             Ok(Outcome::Posted) => {
-                self.kind.keep(post.kind.ticket());
+                self.kind.keep(post.kind.name());
                 Ok(Outcome::Posted)
             }
             other => {

@@ -6,12 +6,14 @@ use super::options::{Match, Matches, Outcome, Post};
 use super::pieces::Carries;
 use super::submit::Kind;
 use super::waiting::Waiter;
-use crate::api::Runtime;
 use crate::api::buffer::Buffer;
+use crate::api::{Runtime, Ticket};
 use crate::comp::Status;
 use crate::datapath::Port;
 use crate::error::PostError;
-use crate::matching::{Content, HashedKey, MatchKey, MatchingEngine, Receive, Ticket, Unexpected};
+use crate::matching::{
+    Content, HashedKey, MatchKey, MatchingEngine, Receive, ReceiveName, Unexpected,
+};
 use crate::names::{Matching, Rank, Tag};
 use crate::op::{Ending, Holder, OpContext};
 use crate::progress::{in_handler, told_or_cloned};
@@ -24,7 +26,7 @@ pub struct Recv<'a> {
     /// The buffer was given away.
     pub(super) is_spent: bool,
     pub(super) matching: Match<'a>,
-    pub(super) ticket: Option<Ticket>,
+    pub(super) name: Option<ReceiveName>,
     /// The place to wait in, once the receive was posted.
     target: Option<RecvTarget>,
 }
@@ -60,7 +62,7 @@ impl Runtime {
 
 impl<'a> Recv<'a> {
     pub(super) fn new(buffer: Buffer, matching: Match<'a>) -> Self {
-        Self { buffer, is_spent: false, matching, ticket: None, target: None }
+        Self { buffer, is_spent: false, matching, name: None, target: None }
     }
 }
 
@@ -127,8 +129,8 @@ impl Kind for Recv<'_> {
         if is_plain { post.post_now() } else { post.call_in_full() }
     }
 
-    fn ticket(&self) -> Option<Ticket> {
-        self.ticket
+    fn name(&self) -> Option<ReceiveName> {
+        self.name
     }
 }
 
@@ -189,8 +191,8 @@ impl Post<'_, Recv<'_>> {
         });
         match met {
             Ok(message) => self.meets(device, message),
-            Err(ticket) => {
-                kind.ticket = Some(ticket);
+            Err(name) => {
+                kind.name = Some(name);
                 runtime.0.deadlines.note(*deadline);
                 if target.policy.looks_at_rank() {
                     self.attend(device, engine);
@@ -215,7 +217,7 @@ impl Post<'_, Recv<'_>> {
     /// Takes a message that came before its receive.
     #[inline(never)]
     fn meets(&mut self, device: &Port, message: Unexpected) -> Result<Outcome, PostError> {
-        self.kind.ticket = None;
+        self.kind.name = None;
         let runtime = &self.runtime.0;
         let mut other = None;
         match &message.content {
@@ -288,7 +290,7 @@ impl Post<'_, Recv<'_>> {
     /// waited for its message or for an event. It has none before it is posted, or if the message
     /// was there already.
     pub fn ticket(&self) -> Option<Ticket> {
-        self.kind.ticket
+        self.kind.name.map(|name| self.runtime.ticket(name))
     }
 
     /// Makes a link to an awaited rank, even if nothing was ever sent to it: the end of the rank
@@ -360,10 +362,10 @@ impl Carries for Recv<'_> {
     fn take(&mut self) -> Self {
         let is_spent = std::mem::replace(&mut self.is_spent, true);
         let buffer = std::mem::take(&mut self.buffer);
-        Self { buffer, is_spent, ticket: None, ..*self }
+        Self { buffer, is_spent, name: None, ..*self }
     }
 
-    fn keep(&mut self, ticket: Option<Ticket>) {
-        self.ticket = ticket;
+    fn keep(&mut self, name: Option<ReceiveName>) {
+        self.name = name;
     }
 }

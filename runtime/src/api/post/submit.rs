@@ -5,7 +5,7 @@ use super::options::{Outcome, Post};
 use crate::api::buffer::Buffer;
 use crate::comp::Status;
 use crate::error::{AwaitError, PostError};
-use crate::matching::Ticket;
+use crate::matching::ReceiveName;
 
 /// A kind of operation. The kinds are those of this crate.
 pub trait Kind: Sized {
@@ -31,9 +31,9 @@ pub trait Kind: Sized {
         true
     }
 
-    /// Returns the ticket for `cancel`.
+    /// Returns the name of a receive that waits.
     #[doc(hidden)]
-    fn ticket(&self) -> Option<Ticket> {
+    fn name(&self) -> Option<ReceiveName> {
         None
     }
 }
