@@ -128,6 +128,21 @@ fn an_operation_that_nothing_drives_is_an_error_when_it_is_awaited() {
 }
 
 #[test]
+fn an_operation_that_was_refused_is_not_posted_even_after_its_end() {
+    let ranks = Runtime::in_process(2).unwrap();
+    ranks[0].progress().unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut refused = ranks[0].post_send(Rank(9), b"x", Tag(1)).start();
+    assert!(!refused.is_posted());
+    let ended = pin!(&mut refused).poll(&mut context);
+    assert!(matches!(ended, Poll::Ready(Err(AwaitError::Post(PostError::NoSuchRank { .. })))));
+    assert!(!refused.is_posted());
+    assert!(pin!(&mut refused).poll(&mut context).is_pending(), "it has no second end");
+    let mut posted = ranks[0].post_send(Rank(0), b"x", Tag(1)).start();
+    assert!(pin!(&mut posted).poll(&mut context).is_ready() && posted.is_posted());
+}
+
+#[test]
 fn an_executor_may_poll_an_operation_before_the_drive_that_it_has() {
     let ranks = Runtime::in_process(2).unwrap();
     let drive = ranks[1].drive();

@@ -39,8 +39,9 @@ enum OperationState<'a, K> {
     Unposted(Post<'a, K>),
     /// The cell will be told, or has been.
     Posted(Option<Ticket>),
-    Refused(PostError),
-    /// The future has returned its result.
+    /// It was not posted. `None` once the future has returned the error.
+    Refused(Option<PostError>),
+    /// The future has returned its status.
     Spent,
 }
 
@@ -140,7 +141,7 @@ impl<K: Kind> Operation<'_, K> {
                 (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
                     OperationState::Unposted(post)
                 }
-                (_, Err(error)) => OperationState::Refused(error),
+                (_, Err(error)) => OperationState::Refused(Some(error)),
             },
             other => other,
         };
@@ -154,7 +155,7 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
         if let OperationState::Unposted(post) = &self.state
             && !post.runtime.0.is_driven()
         {
-            self.state = OperationState::Refused(PostError::Undriven);
+            self.state = OperationState::Refused(Some(PostError::Undriven));
         }
         self.post();
         match std::mem::replace(&mut self.state, OperationState::Spent) {
@@ -163,7 +164,10 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
                 self.state = OperationState::Unposted(post);
                 Poll::Pending
             }
-            OperationState::Refused(error) => Poll::Ready(Err(error.into())),
+            OperationState::Refused(error) => {
+                self.state = OperationState::Refused(None);
+                error.map_or(Poll::Pending, |error| Poll::Ready(Err(error.into())))
+            }
             OperationState::Posted(ticket) => {
                 let mut cell = self.cell.lock();
                 match cell.0.take() {
