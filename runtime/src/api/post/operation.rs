@@ -92,9 +92,9 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
     /// time. It is never [`PostError::Undriven`]: where nothing makes progress, its future does not
     /// end.
     ///
-    /// While the peer's backlog is full, a poll of the future posts the operation once there is
-    /// room. What is posted in between is then earlier, and dropping the future before posts
-    /// nothing: [`is_posted`](Operation::is_posted) tells.
+    /// While the peer's backlog is full, or the limit of offers is reached, a poll of the future
+    /// posts the operation once there is room. What is posted in between is then earlier, and
+    /// dropping the future before posts nothing: [`is_posted`](Operation::is_posted) tells.
     pub fn start(self) -> Operation<'a, K> {
         let mut operation = self.into_future();
         operation.post();
