@@ -13,7 +13,7 @@ use carrack::bootstrap::source::VARIABLES;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
 use carrack::{CompQueue, Matching, PeerState, Rank, Runtime, Synchronizer, Tag, WaitError};
-use children::Running;
+use children::{Running, Stream};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use std::net::TcpListener;
@@ -94,6 +94,41 @@ fn rank_0_that_waits_in_vain_says_for_whom_before_it_gives_up() {
         "{line}"
     );
     assert!(!three.stderr.lines().any(|line| is_news(&line)), "{}", three.stderr);
+}
+
+/// A program that fails shows its error only when its runtime has ended.
+#[test]
+fn rank_0_that_ends_before_others_says_for_whom_it_stays() {
+    let gate = std::env::temp_dir().join(format!("carrack-stays-{}", std::process::id()));
+    let _ = std::fs::remove_file(&gate);
+    let port = free_port();
+    let ranks = [0, 1, 2].map(|number| {
+        let mut command = role("early 0", number, 3, port);
+        command.env(GATE, &gate);
+        started(command)
+    });
+    let [mut zero, one, two] = ranks;
+    let is_news = |line: &String| line.starts_with("carrack: rank 0 has ended, but its process");
+    let news = std::iter::from_fn(|| zero.next_line(Stream::Err, WATCHDOG)).find(is_news);
+    std::fs::write(&gate, b"").unwrap();
+    let ended = [zero, one, two].map(Running::ends);
+    std::fs::remove_file(&gate).unwrap();
+    let names = "until 2 of 3 ranks have too, since they meet by its store: rank 1, 2";
+    assert!(news.is_some_and(|line| line.ends_with(names)));
+    for rank in &ended {
+        succeeded(rank);
+        assert!(!rank.stderr.contains("has ended"), "it says so twice, or another does");
+    }
+}
+
+/// Runs the role: rank 0 ends while the others work on.
+fn early() {
+    let runtime = Runtime::start().unwrap();
+    runtime.barrier().unwrap();
+    let gate = std::env::var_os(GATE).unwrap();
+    while runtime.rank() != Rank(0) && !std::path::Path::new(&gate).exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -611,6 +646,7 @@ fn a_rank_in_its_role() {
             println!("met {}", runtime.size());
         }
         Some(("late", what)) => late(what),
+        Some(("early", _)) => early(),
         Some(("forks", end)) => forks(end),
         Some(("last", _)) => last_words(),
         Some(("unfit", victim)) => {

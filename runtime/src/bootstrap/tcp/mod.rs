@@ -39,7 +39,8 @@
 //! rank that is there already. All ranks are told at once. Rank 0 tells those,
 //! too, that come within three seconds after its end. A second rank 0 calls the first.
 //! [`finish`](Bootstrap::finish) of rank 0 waits until all others have finished or are lost, so
-//! rank 0 is the last, as in MPI. Start several ranks of one process in threads of their own.
+//! rank 0 is the last, as in MPI. After five seconds it tells stderr for whom it waits. Start
+//! several ranks of one process in threads of their own.
 //!
 //! | module | idea |
 //! |---|---|

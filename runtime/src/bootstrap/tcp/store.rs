@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, replace};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -64,8 +64,9 @@ pub(super) struct Store {
     /// Set once a rank has left in a way that forbids the job's start.
     cannot_start: bool,
     callers: Pending<Caller>,
-    /// The time at which stderr is told of missing ranks, until it has been.
+    /// The time at which stderr is told of ranks that rank 0 waits for, until it has been.
     tells_at: Option<Instant>,
+    has_zero_ended: bool,
     /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
     shut_until: Option<Instant>,
@@ -117,6 +118,7 @@ impl Store {
             cannot_start: false,
             callers: Pending::new(MOST_PENDING, PATIENCE),
             tells_at: Instant::now().checked_add(TELL_AFTER),
+            has_zero_ended: false,
             deadline: Instant::now().checked_add(patience),
             shut_until: None,
             lingers_until: None,
@@ -142,9 +144,9 @@ impl Store {
     pub(super) fn serve(mut self) {
         while !self.is_done() {
             let now = Instant::now();
-            let late = [self.tells_at, self.deadline].into_iter().flatten().min();
-            let late = late.filter(|_| self.missing > 0);
-            let due = [late, self.callers.deadline(), self.shut_until, self.lingers_until];
+            let late = self.deadline.filter(|_| self.missing > 0);
+            let callers = self.callers.deadline();
+            let due = [self.tells_at, late, callers, self.shut_until, self.lingers_until];
             let due = due.into_iter().flatten().min();
             let limit = due.map(|at| at.saturating_duration_since(now));
             // A time beyond the clock's range counts as no limit.
@@ -204,9 +206,11 @@ impl Store {
         if self.missing > 0 && self.deadline.is_some_and(|at| at <= now) {
             self.lost(1..self.server.size(), Departure::NeverCame);
         }
-        if self.tells_at.is_some_and(|at| at <= now) {
-            self.tells_at = None;
-            self.tell_missing(now);
+        if self.server.departure(0).is_some() && !replace(&mut self.has_zero_ended, true) {
+            self.tells_at = now.checked_add(TELL_AFTER);
+        }
+        if self.tells_at.take_if(|at| *at <= now).is_some() {
+            self.tell_awaited(now);
         }
         if self.shut_until.is_some_and(|at| at <= now) {
             self.shut_until = None;
@@ -217,23 +221,33 @@ impl Store {
         }
     }
 
-    /// Tells stderr which ranks have not come yet, if any.
-    fn tell_missing(&self, now: Instant) {
+    /// Tells stderr which ranks have not come yet, or have not ended where rank 0 has, if any.
+    fn tell_awaited(&self, now: Instant) {
         /// More ranks are counted only.
         const NAMED: usize = 8;
-        let (missing, Some(deadline)) = (self.missing, self.deadline) else { return };
-        if missing == 0 || self.cannot_start {
+        let is_awaited = |rank: &u32| {
+            self.server.departure(*rank).is_none()
+                && (self.has_zero_ended || self.came_from[*rank as usize].is_none())
+        };
+        let size = self.server.size();
+        let awaited: Vec<_> = (1..size).filter(is_awaited).map(|rank| rank.to_string()).collect();
+        let count = awaited.len();
+        if count == 0 || self.cannot_start {
             return;
         }
-        let names = (1..).zip(&self.came_from[1..]).filter(|(_, from)| from.is_none());
-        let names: Vec<_> = names.take(NAMED).map(|(rank, _)| rank.to_string()).collect();
-        let seconds = deadline.saturating_duration_since(now).as_secs();
-        stderr::say(format_args!(
-            "rank 0 waits for {missing} of {} ranks, {seconds} s more: rank {}{}",
-            self.server.size(),
-            names.join(", "),
-            if missing > NAMED { ", ..." } else { "" },
-        ));
+        let more = if count > NAMED { ", ..." } else { "" };
+        let names = format!("rank {}{more}", awaited[..count.min(NAMED)].join(", "));
+        if self.has_zero_ended {
+            stderr::say(format_args!(
+                "rank 0 has ended, but its process stays until {count} of {size} ranks have too, \
+                since they meet by its store: {names}"
+            ));
+        } else if let Some(deadline) = self.deadline {
+            let seconds = deadline.saturating_duration_since(now).as_secs();
+            stderr::say(format_args!(
+                "rank 0 waits for {count} of {size} ranks, {seconds} s more: {names}"
+            ));
+        }
     }
 
     fn accept(&mut self) {
