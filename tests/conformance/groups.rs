@@ -15,6 +15,7 @@ crate::support::over_each_transport!(
     groups_broadcast_gather_and_wait_apart_from_each_other,
     a_broadcast_brings_the_bytes_of_any_root_to_all,
     remote_keys_are_exchanged_also_if_they_differ_in_length,
+    a_registration_of_another_runtime_is_not_exchanged_and_one_of_its_own_is_then,
     no_rank_leaves_a_barrier_before_the_last_has_come,
     collectives_can_be_awaited_several_at_a_time,
     a_group_that_makes_no_sense_is_refused,
@@ -124,6 +125,25 @@ fn remote_keys_are_exchanged_also_if_they_differ_in_length<J: Job>() {
     if J::NAME == "shm" {
         assert_ne!(held[0].1, held[1].1, "keys of one length show nothing");
     }
+}
+
+fn a_registration_of_another_runtime_is_not_exchanged_and_one_of_its_own_is_then<J: Job>() {
+    let ranks = J::pair();
+    let region = carrack::buffer::Region::host(8);
+    let registered: Vec<_> =
+        ranks.iter().map(|rank| rank.register_memory(&region).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (place, rank) in ranks.iter().enumerate() {
+            let registered = &registered;
+            scope.spawn(move || {
+                // It is of the same job, and of another rank.
+                let foreign = rank.exchange_keys(&registered[1 - place]);
+                let Err(CollectiveError::Foreign) = &foreign else { panic!("{foreign:?}") };
+                let keys = rank.exchange_keys(&registered[place]).unwrap();
+                assert_eq!([keys[0].owner(), keys[1].owner()], [Rank(0), Rank(1)]);
+            });
+        }
+    });
 }
 
 fn no_rank_leaves_a_barrier_before_the_last_has_come<J: Job>() {

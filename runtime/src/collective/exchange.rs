@@ -26,6 +26,9 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn exchange_keys(&self, mine: &Mr) -> Result<Vec<RemoteKey>, CollectiveError> {
+        if !mine.is_in(&self.runtime.0.regions) {
+            return Err(CollectiveError::Foreign);
+        }
         let keys = self.allgatherv(&mine.remote_key().to_bytes())?;
         let key = |(bytes, rank): (&Vec<u8>, Rank)| {
             let len = bytes.len();

@@ -60,6 +60,13 @@ pub enum CollectiveError {
         /// The group.
         group: u32,
     },
+    /// The registration is another runtime's. Nothing was sent: call it again with one of this
+    /// runtime.
+    #[error(
+        "exchange of remote keys: the registration (Mr) belongs to another runtime; register the \
+        memory with this one"
+    )]
+    Foreign,
     /// A rank contributed bytes that are no remote key.
     #[error(
         "exchange of remote keys: {rank} contributed {len} bytes that are no remote key: let all \

@@ -67,6 +67,11 @@ impl Mr {
         &self.region
     }
 
+    /// Returns `true` if these are the regions of the runtime that has made this.
+    pub(crate) fn is_in(&self, regions: &Arc<Regions>) -> bool {
+        Arc::ptr_eq(&self.regions, regions)
+    }
+
     /// Returns the transports by which other ranks cannot map it, and the reasons: over these its
     /// owner's progress helps.
     pub fn refused(&self) -> &[(&'static str, String)] {
