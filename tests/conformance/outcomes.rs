@@ -340,11 +340,13 @@ fn wildcards_and_ranks_that_do_not_exist_are_refused<J: Job>() {
     let wildcard = |result: Result<Outcome, PostError>| {
         let error = result.unwrap_err();
         assert!(matches!(error, PostError::Wildcard(_)), "{error}");
+        assert!(error.to_string().contains("atomic operation or flush"), "{error}");
     };
     missing(rank.post_send(Rank(2), b"x", Tag(1)).try_submit());
     missing(rank.post_am(Rank(2), b"x", name).try_submit());
     missing(rank.post_recv(Rank(2), vec![0], Tag(1)).comp(&comp).try_submit());
     wildcard(rank.post_send(Rank::ANY, b"x", Tag(1)).try_submit());
+    wildcard(rank.post_flush(Rank::ANY).comp(&comp).try_submit());
     wildcard(rank.post_am(Rank::ANY, b"x", name).try_submit());
     wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).try_submit());
     wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::TagOnly).try_submit());

@@ -40,6 +40,14 @@ impl Departure {
         matches!(self, Self::Finished)
     }
 
+    /// Returns what to do about it, beyond its own words.
+    const fn remedy(self) -> &'static str {
+        match self.forbids_start() {
+            true => "then start the job again",
+            false => "look for its own messages first, and start the job again",
+        }
+    }
+
     /// Returns `true` if the job cannot start because of it.
     pub(crate) const fn forbids_start(self) -> bool {
         matches!(self, Self::OtherSecret | Self::CameTwice | Self::OtherSize)
@@ -140,7 +148,7 @@ pub enum BootstrapError {
     },
 
     /// A rank has left the job, so the awaited value or fence cannot come.
-    #[error("rank {rank} {how}; look for its own messages first, and start the job again")]
+    #[error("rank {rank} {how}; {}", how.remedy())]
     RankGone {
         /// The rank that left.
         rank: u32,
@@ -297,4 +305,18 @@ fn advice(name: &str) -> &'static str {
     }
     "; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset RANK and \
      WORLD_SIZE to run the program alone"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_is_gone_is_told_with_one_advice() {
+        let text = |how| BootstrapError::RankGone { rank: 1, how }.to_string();
+        let twice = text(Departure::CameTwice);
+        assert!(twice.ends_with("what is left of earlier jobs; then start the job again"));
+        let exited = text(Departure::Exited(3));
+        assert!(exited.ends_with("; look for its own messages first, and start the job again"));
+    }
 }

@@ -19,8 +19,8 @@ pub enum PostError {
     },
     /// Tag or rank cannot be a wildcard here.
     #[error(
-        "{0} is reserved for receives from any: it cannot be used in a send, nor with a required \
-        path"
+        "{0} is for receives and probes, without a required path: a send, put, get, atomic \
+        operation or flush names the one that it is for"
     )]
     Wildcard(&'static str),
     /// A receive or a probe names a policy, and a wildcard for a property that the policy
@@ -283,7 +283,7 @@ pub enum PostError {
     )]
     Forked,
     /// The launcher did not return the address of the peer.
-    #[error("the launcher gave no address of {rank}: {why}; correct that, and start the job again")]
+    #[error("no address of {rank} has come: {why}")]
     Bootstrap {
         /// The peer.
         rank: Rank,

@@ -482,7 +482,9 @@ pub(crate) fn candidates(
         let reach = match &blob {
             Some(blob) => lane.device.reach(blob),
             None => Reach::No(
-                "the peer does not have it (its CARRACK_TRANSPORT, or its machine)".into(),
+                "the peer does not have it (its CARRACK_TRANSPORT, its machine, or too few \
+                descriptors, which it says)"
+                    .into(),
             ),
         };
         reaches.push((lane.transport, reach));

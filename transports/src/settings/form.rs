@@ -317,6 +317,7 @@ impl<C: Choice> Form<Vec<C>> for List {
 /// Text. What names something of the machine is checked by its user.
 pub struct Text {
     example: &'static str,
+    note: &'static str,
     is_one: fn(&str) -> bool,
 }
 
@@ -328,13 +329,18 @@ impl Text {
 
     /// Makes the form of those texts for which `is_one` returns `true`.
     pub const fn of(example: &'static str, is_one: fn(&str) -> bool) -> Self {
-        Self { example, is_one }
+        Self { example, note: "", is_one }
+    }
+
+    /// Adds a note on them to their description.
+    pub const fn noting(self, note: &'static str) -> Self {
+        Self { note, ..self }
     }
 }
 
 impl Form<String> for Text {
     fn expected(&self) -> String {
-        format!("text such as {}", self.example)
+        format!("text such as {}{}", self.example, self.note)
     }
 
     fn example(&self) -> String {

@@ -16,7 +16,8 @@ crate::declare_settings! {
 
         /// Ports for devices, one each, for firewalls; `auto`: the kernel's choice.
         ports: String, seen as &str,
-            "CARRACK_PORTS", Text::of("40000-40999", is_range), "auto".into();
+            "CARRACK_PORTS", Text::of("40000-40999", is_range).noting(" (lower first)"),
+            "auto".into();
 
         /// Congestion control; `auto`: the kernel's default.
         tcp_congestion: String, seen as &str,

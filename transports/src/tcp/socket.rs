@@ -107,7 +107,7 @@ pub(super) fn dial(to: SocketAddr, congestion: &str) -> Result<TcpStream, Errno>
 pub(super) fn listen(ports: &str, congestion: &str) -> io::Result<TcpListener> {
     let mut last = io::Error::new(
         io::ErrorKind::InvalidInput,
-        format!("CARRACK_PORTS is {ports:?}, no range such as 40000-40999"),
+        format!("CARRACK_PORTS is {ports:?}, no range such as 40000-40999 (lower first)"),
     );
     for port in range(ports).ok_or_else(|| io::Error::new(last.kind(), last.to_string()))? {
         match sockets::listen_everywhere(port, true) {
@@ -239,6 +239,7 @@ mod tests {
         let taken = one.local_addr().unwrap().port();
         let why = listen(&taken.to_string(), "").unwrap_err().to_string();
         assert!(why.contains(&format!("no port of {taken} is free")), "{why}");
+        assert!(listen("5-3", "").unwrap_err().to_string().contains("(lower first)"));
         assert!(listen("many", "").unwrap_err().to_string().contains("CARRACK_PORTS"));
         let why = listen("", "none such").unwrap_err().to_string();
         assert!(why.contains("CARRACK_TCP_CONGESTION"), "{why}");
