@@ -8,6 +8,9 @@ impl Runtime {
     /// Returns a handler that calls `function` with this runtime, to post from it. The handler does
     /// not keep the runtime alive; after its end `function` is not called.
     ///
+    /// A reply, too, goes over the default device, whichever device its message came over. `device`
+    /// names another. Sender and receiver of the reply need progress on that device.
+    ///
     /// ```
     /// # use carrack::{Counter, Rank, RemoteComp, Runtime};
     /// # fn main() -> Result<(), carrack::Error> {
