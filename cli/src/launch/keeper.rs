@@ -21,7 +21,7 @@ use rustix::process::{
 };
 
 use super::binding::Bind;
-use super::ending::{Due, Ending, GRACE, sweep_and_tell};
+use super::ending::{Due, Ending, GRACE, LAST_WORDS, sweep_and_tell};
 use super::error::{Doing as _, LaunchError};
 use super::orders::KeeperOptions;
 use super::output::Outputs;
@@ -70,6 +70,8 @@ struct Keeper<'a> {
     outputs: Outputs,
     post: Post,
     ending: Ending,
+    /// The signal that asks the ranks to end.
+    ask: Signal,
     /// Answers for a rank 0 that has ended, and the time until which this process stays for that.
     stand_in: Option<(StandIn, Option<Instant>)>,
     /// Ranks by number; `None` once waited for.
@@ -113,6 +115,7 @@ impl<'a> Keeper<'a> {
             outputs,
             post: Post::new(job, options.job.ranks, main),
             ending: Ending::new(options.job.timeout.map(|limit| Instant::now() + limit)),
+            ask: Signal::TERM,
             stand_in: None,
             ranks: Vec::new(),
             has_written: false,
@@ -240,6 +243,7 @@ impl<'a> Keeper<'a> {
                 let why = format!("the job took longer than {seconds} s (--timeout)");
                 self.end(124, Signal::TERM, &why);
             }
+            Some(Due::Ask) => self.ask(),
             Some(Due::Kill) => self.kill(&format!("{} s have passed", GRACE.as_secs())),
             None => {}
         }
@@ -331,8 +335,8 @@ impl<'a> Keeper<'a> {
             (Departure::Exited(code), u8::try_from(code).unwrap_or(1), what)
         };
         let number = self.number(rank);
-        let is_first =
-            status != 0 && self.end(status, Signal::TERM, &format!("rank {number} {what}"));
+        let why = format!("rank {number} {what}");
+        let is_first = status != 0 && self.end_after(LAST_WORDS, status, Signal::TERM, &why);
         self.stand_in(rank, is_first, &what)?;
         self.post.died(rank, how).doing("serving a rank's bootstrap")
     }
@@ -340,17 +344,27 @@ impl<'a> Keeper<'a> {
     /// Ends the job early: says why, and asks the ranks that still run to end. Returns `false` if
     /// it was ending already.
     fn end(&mut self, status: u8, ask: Signal, why: &str) -> bool {
-        if !self.ending.begin(status, Instant::now()) {
+        self.end_after(Duration::ZERO, status, ask, why)
+    }
+
+    /// Does as [`end`](Self::end), and asks the ranks after this time.
+    fn end_after(&mut self, time: Duration, status: u8, ask: Signal, why: &str) -> bool {
+        if !self.ending.begin(status, Instant::now(), time) {
             return false;
         }
+        self.ask = ask;
         let consequence = self.running().map(|ranks| format!("; ending {ranks}"));
         self.outputs.say(&format!("carrack: {why}{}", consequence.unwrap_or_default()));
+        true
+    }
+
+    /// Asks the ranks that still run to end.
+    fn ask(&self) {
         for rank in self.ranks.iter().flatten() {
-            rank.signal(ask);
+            rank.signal(self.ask);
             // A stopped process takes no signal but this one and SIGKILL.
             rank.signal(Signal::CONT);
         }
-        true
     }
 
     /// Kills the ranks that still run.
