@@ -36,7 +36,7 @@ use crate::own_ranks::allowed_cpus;
 /// [`LaunchError`] when the job could not be started at all.
 pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     check_files(job.ranks)?;
-    if let Some(why) = job.nodes.fault(job.ranks) {
+    if let Some(why) = job.nodes.fault(job.ranks).or_else(|| job.nodes.unresolved()) {
         return Err(LaunchError::Nodes(why));
     }
     let program = Places::of_this_process().look_up(job.program())?;

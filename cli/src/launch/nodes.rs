@@ -4,6 +4,8 @@
 //! the ranks of its node only.
 
 use std::fmt;
+use std::net::ToSocketAddrs as _;
+use std::time::Duration;
 
 use carrack::bootstrap::MAX_JOB;
 use carrack::bootstrap::tcp::StandIn;
@@ -59,6 +61,20 @@ impl Nodes {
         }
         (place >= count)
             .then(|| format!("--node {place} is not below --nodes {count}: count nodes from 0"))
+    }
+
+    /// Returns the reason why node 0 has no such address, where this is node 0. Elsewhere a name
+    /// may come to exist while ranks wait for rank 0.
+    pub(super) fn unresolved(&self) -> Option<String> {
+        let At { host, port } = self.at.as_ref().filter(|_| self.place == Some(0))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let resolve = || (host, *port).to_socket_addrs().err();
+        // The first try may meet a server of names that does not answer for a moment.
+        let error = resolve().and_then(|_| {
+            std::thread::sleep(Duration::from_secs(1));
+            resolve()
+        })?;
+        Some(format!("{host} of --at cannot be resolved: {error}; name an address of this machine"))
     }
 
     /// Returns the rank in the job of a rank of this node.
@@ -156,6 +172,12 @@ mod tests {
             assert!(nodes(wrong).is_none(), "{wrong:?}");
         }
         let place = |place| nodes(&["--nodes", "2", "--node", place, "--at", "host:1"]).unwrap();
+        let unresolved = |at| {
+            let nodes = nodes(&["--nodes", "2", "--node", "0", "--at", at]).unwrap();
+            nodes.unresolved()
+        };
+        assert!(unresolved("no-such-host.invalid:1").unwrap().contains("cannot be resolved"));
+        assert_eq!((unresolved("127.0.0.1:1"), unresolved("[::1]:1")), (None, None));
         assert!(place("2").fault(1).unwrap().contains("--node 2"));
         assert!(place("1").fault(MAX_JOB).unwrap().contains("exceed"));
     }
