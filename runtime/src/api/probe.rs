@@ -51,8 +51,11 @@ impl Runtime {
     /// moment when it begins. A ticket of another runtime takes nothing back.
     ///
     /// # Errors
-    /// The completion object has panicked.
+    /// The completion object has panicked, or this process is a fork of the runtime's.
     pub fn cancel(&self, ticket: &Ticket) -> Result<bool, ProgressError> {
+        if self.0.is_forked() {
+            return Err(ProgressError::Forked);
+        }
         if ticket.runtime != self.0.id {
             return Ok(false);
         }
@@ -104,6 +107,9 @@ impl<'a> Probe<'a> {
     /// There is no such rank, or the call has a policy and a wildcard for a property that it
     /// compares. Or the matching engine is another runtime's.
     pub fn look(&self) -> Result<Option<Envelope>, PostError> {
+        if self.runtime.0.is_forked() {
+            return Err(PostError::Forked);
+        }
         if self.engine.is_some_and(|engine| !self.runtime.0.engines.has(engine)) {
             return Err(PostError::Foreign);
         }

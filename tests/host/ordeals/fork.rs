@@ -95,10 +95,18 @@ pub(crate) fn rank(role: &Role) {
         // Of the last handle that there is the child's copy is dropped, when it leaves as programs
         // do.
         let leaves = role.words[1] == 1;
+        let cancelled = Sink::keeping();
+        let mut receive = runtime.post_recv(Rank(1), vec![0], Tag(7)).comp(&cancelled);
+        receive.submit().unwrap();
+        let ticket = receive.ticket().unwrap();
+        drop(receive);
         let mut kept = Some((runtime, registered, theirs));
         let status = forked(|| {
             let (runtime, registered, theirs) = kept.take().unwrap();
             refuses_everything(&runtime, &theirs);
+            assert!(matches!(runtime.cancel(&ticket), Err(ProgressError::Forked)));
+            let probed = runtime.probe(Rank(1), Tag(7)).look();
+            assert!(matches!(probed, Err(PostError::Forked)), "{probed:?}");
             if leaves {
                 drop((registered, runtime));
             } else {
@@ -107,6 +115,7 @@ pub(crate) fn rank(role: &Role) {
         });
         assert_eq!(status.code(), Some(42), "the child: {status}");
         let (runtime, registered, theirs) = kept.unwrap();
+        assert!(runtime.cancel(&ticket).unwrap());
         goes_on(role, &runtime, &theirs);
         drop(registered);
     } else {

@@ -321,8 +321,8 @@ fn a_flush_behind_an_atomic_that_fails_with_its_link_fails_though_the_rank_is_up
 /// Returns `true` if a barrier of these ranks ends well in time.
 fn barrier_ends(ranks: &[Runtime], within: Duration) -> bool {
     let (ended, ends) = std::sync::mpsc::channel();
-    for rank in ranks.iter().cloned() {
-        let ended = ended.clone();
+    for rank in ranks {
+        let (rank, ended) = (rank.clone(), ended.clone());
         std::thread::spawn(move || {
             let outcome = rank.barrier();
             let _ = ended.send(outcome.map_err(|error| error.to_string()));

@@ -215,7 +215,7 @@ impl Batch {
     /// Returns `true` if the matcher may take a message alone.
     #[inline(always)]
     pub fn may_be_lone(&self, header: Header) -> bool {
-        self.lone.is_none_or(|kind| header.0[0] as u8 == kind)
+        self.lone.is_none_or(|kind| header.0[0] & 0xff == u64::from(kind))
     }
 
     /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something
