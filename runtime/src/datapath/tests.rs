@@ -1,13 +1,14 @@
 //! Transfers of one rank, whose events the test brings about by itself.
 
-use super::in_flight::{Event, Flush, InFlight, Run};
+use super::in_flight::{Event, InFlight, Run};
+use super::rx::{Means, RxOp};
 use super::target::Target;
 use crate::Runtime;
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
-use crate::protocol::rndv::{Ask, Violation};
+use crate::protocol::rndv::{Ask, RndvReceiver, Violation};
 use carrack_transports::contract::{DownCause, Payload};
 use carrack_transports::mem::Buffer;
 use std::time::Duration;
@@ -43,9 +44,11 @@ fn a_deadline_is_noted_when_its_operation_can_be_found() {
     let begin = |peer: Rank| {
         let mut operation = OpContext::of_runtime(peer, Tag(1), 0, None);
         operation.deadline = Deadline::after(Duration::from_secs(1000));
-        let flush = Flush { before: 0, operation, releases: None };
+        let (name, target) =
+            (device.transfers.now(), Target::Get { buffer: vec![0; 8].into(), op: operation });
+        let rx = RxOp::new(peer, target, RndvReceiver::new(name, 8, Ask::Elsewhere), Means::None);
         let mut run = Run::new(core, device);
-        run.begin(device.transfers.now(), Box::new(InFlight::Flush(flush)), None);
+        run.begin(name, Box::new(InFlight::Rx(rx)), None);
         run.into_ended()
     };
     // One that is not taken shows whether the time was noted first. Another thread would then look
