@@ -294,7 +294,9 @@ fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
     let are_posted = many.iter().map(|one| one.is_posted());
     assert!(are_posted.clone().is_sorted_by(|before, after| before >= after), "some wait for room");
     let posted = are_posted.filter(|is_posted| *is_posted).count();
-    assert!((2..100).contains(&posted), "{posted}");
+    // The queues within this process have room for all.
+    let has_room = J::NAME == OverLoopback::NAME;
+    assert!(posted >= 2 && (posted < 100 || has_room), "{posted}");
     let all = async {
         for one in many {
             one.await.unwrap();
