@@ -81,8 +81,11 @@ impl Runtime {
 
     /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the
     /// device before have ended and are visible there. If one of them was ever lost because `rank`
-    /// or its link has gone, the flush is [`PeerDown`](PostError::PeerDown). Other failures are
-    /// told by the operations themselves.
+    /// or its link has gone, the flush is [`PeerDown`](PostError::PeerDown), or its status is
+    /// [`PeerDown`](crate::OpError::PeerDown); also if that one had [timed
+    /// out](crate::OpError::TimedOut) before. Other failures are told by the operations themselves.
+    ///
+    /// Once `rank` has gone, a flush waits for no [event](Post::after) any more.
     pub fn post_flush(&self, rank: Rank) -> PostFlush<'_> {
         Post::new(self, rank, Tag::default(), ToFlush::new())
     }
