@@ -63,6 +63,16 @@ impl Ending {
         true
     }
 
+    /// Asks the ranks at once where they would have been asked later. Returns `false` if they were
+    /// asked before.
+    pub(super) fn ask_now(&mut self, now: Instant) -> bool {
+        if self.ask_at.is_none() {
+            return false;
+        }
+        (self.began, self.ask_at, self.kill_at) = (Some(now), Some(now), Some(now + GRACE));
+        true
+    }
+
     /// Returns `true` if the job has just begun to end, for any cause.
     pub(super) fn has_just_begun(&self, now: Instant) -> bool {
         self.began.is_some_and(|at| at + TOGETHER > now)
@@ -120,6 +130,16 @@ mod tests {
         let mut ending = Ending::new(None);
         assert_eq!((ending.status(), ending.has_begun(), ending.deadline()), (0, false, None));
         assert_eq!(ending.due(Instant::now()), None);
+    }
+
+    #[test]
+    fn a_signal_before_the_ranks_are_asked_has_them_asked_and_the_next_one_is_the_second() {
+        let (mut ending, now) = (Ending::new(None), Instant::now());
+        ending.begin(3, now, LAST_WORDS);
+        let then = now + LAST_WORDS / 2;
+        assert!(ending.ask_now(then) && ending.has_just_begun(then));
+        assert_eq!((ending.due(then), ending.deadline()), (Some(Due::Ask), Some(then + GRACE)));
+        assert!(!ending.ask_now(then) && !ending.has_just_begun(then + TOGETHER));
     }
 
     #[test]

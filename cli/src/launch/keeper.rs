@@ -300,7 +300,10 @@ impl<'a> Keeper<'a> {
         self.stand_in = None;
         let name = signals::name(signal);
         let is_first = self.end(signals::exit_status(signal), to_send, &format!("got {name}"));
-        if !is_first && !self.ending.has_just_begun(Instant::now()) {
+        let now = Instant::now();
+        if is_first || self.ending.ask_now(now) {
+            self.ask = to_send;
+        } else if !self.ending.has_just_begun(now) {
             self.kill(&format!("got {name} again"));
         }
     }

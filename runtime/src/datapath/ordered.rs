@@ -165,8 +165,11 @@ impl Standing {
                     copied.push(landing);
                 }
             }
-            let front = one.entries.front().filter(|entry| entry.has_fired(&self.gone));
-            fired.extend(front.map(OrderedEntry::name));
+            let mut entries = one.entries.iter();
+            let front = entries.next().filter(|entry| entry.has_fired(&self.gone));
+            // A flush of a gone rank waits for its operations only, wherever it stands.
+            let further = entries.filter(|entry| entry.is_of_gone(&self.gone));
+            fired.extend(front.into_iter().chain(further).map(OrderedEntry::name));
         }
         self.streams.retain(|one| !one.entries.is_empty());
         let others = self.others.iter().rev();
@@ -187,11 +190,15 @@ impl Standing {
 }
 
 impl OrderedEntry {
+    /// Returns `true` for a flush of a gone rank, which waits for no event.
+    fn is_of_gone(&self, gone: &[Rank]) -> bool {
+        self.sort == Sort::Flush && gone.contains(&self.rank)
+    }
+
     /// Returns `true` if it can begin; a failed event counts.
     fn has_fired(&self, gone: &[Rank]) -> bool {
         match &self.waits {
-            Waits::Later(Some(_)) if self.sort == Sort::Flush && gone.contains(&self.rank) => true,
-            Waits::Later(Some(later)) => later.is_ready() != Ok(false),
+            Waits::Later(Some(later)) => self.is_of_gone(gone) || later.is_ready() != Ok(false),
             Waits::Later(None) | Waits::Copy(_) => false,
         }
     }
@@ -365,18 +372,21 @@ mod tests {
     use super::*;
     use crate::deadline::Deadline;
     use crate::names::Tag;
+    use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+    use carrack_transports::contract::DownCause;
+    use carrack_transports::gpu::Driver;
     use carrack_transports::mem::Buffer;
 
-    /// An operation whose event has fired.
-    struct Fired(OpContext);
+    /// An operation, and the state of its event.
+    struct Parked(OpContext, bool);
 
-    impl Deferred for Fired {
+    impl Deferred for Parked {
         fn op(&self) -> &OpContext {
             &self.0
         }
 
         fn is_ready(&self) -> Result<bool, GpuError> {
-            Ok(true)
+            Ok(self.1)
         }
 
         fn begin(self: Box<Self>, _: &Device) -> Start {
@@ -393,12 +403,34 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_of_a_gone_rank_begins_wherever_it_stands_on_its_stream() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let stream = driver.devices().unwrap().remove(0).stream().unwrap();
+        let ordered = Ordered::new(&Chores::default(), Arc::default());
+        for (number, rank, sort) in
+            [(1, Rank(2), Sort::Receive), (2, Rank(1), Sort::Flush), (3, Rank(2), Sort::Flush)]
+        {
+            let op = OpContext::of_runtime(rank, Tag(1), 0, None);
+            let waits = Waits::Later(Some(Box::new(Parked(op, false))));
+            ordered.push(Some(&stream), OrderedEntry { number, rank, sort, waits });
+        }
+        let begin = || {
+            let (_, begin) = ordered.take_ready().unwrap();
+            begin.iter().map(|(number, _)| *number).collect::<Vec<_>>()
+        };
+        assert_eq!(begin(), []);
+        let mut ended = Vec::new();
+        ordered.end(&Ending::Gone(Rank(1), &DownCause::Closed), &mut ended);
+        assert_eq!((ended.len(), begin()), (0, vec![2]));
+    }
+
+    #[test]
     fn an_operation_whose_deadline_passes_while_it_begins_in_vain_ends_by_it() {
         let chores = Chores::default();
         let (ordered, deadlines) = (Ordered::new(&chores, Arc::default()), Deadlines::new(&chores));
         let mut op = OpContext::of_runtime(Rank(1), Tag(1), 0, None);
         op.deadline = Deadline::now();
-        let waits = Waits::Later(Some(Box::new(Fired(op))));
+        let waits = Waits::Later(Some(Box::new(Parked(op, true))));
         let entry = OrderedEntry { number: 1, rank: Rank(1), sort: Sort::Memory, waits };
         ordered.push(None, entry);
         deadlines.note(Deadline::now());

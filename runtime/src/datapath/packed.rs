@@ -23,7 +23,7 @@ use crate::protocol::wire::{Control, Request, Rts, TransferVerdict};
 use crate::region::{Refusal, Region};
 use crate::staging::Staging;
 use carrack_transports::mem::copy::check_kinds;
-use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, Together};
+use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, MemRef, Together};
 use std::any::Any;
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
@@ -134,6 +134,8 @@ impl Default for Packed {
 struct PackedList {
     name: u64,
     peer: Rank,
+    /// Address of its bytes, once there are some.
+    at: Option<usize>,
 }
 
 /// A guard: the list counts as in flight until this is dropped.
@@ -143,6 +145,9 @@ impl PackedInFlight {
     /// Keeps the list in flight as long as `region` exists. An operation that has timed out leaves
     /// its bytes to the peer, which may still use them.
     pub(crate) fn with(self: &Arc<Self>, region: &Region) {
+        if let Some(one) = self.0.lock().iter_mut().find(|one| one.name == self.1) {
+            one.at = Some(region.addr());
+        }
         region.keep_with(|| self.clone());
     }
 }
@@ -177,6 +182,14 @@ impl Packed {
         Some(in_flight)
     }
 
+    /// Forgets the list of these bytes, which stay taken for ever: no flush waits for it.
+    pub(super) fn forget(&self, bytes: MemRef<'_>) {
+        let at = Some(bytes.as_ptr().addr());
+        let mut all = self.0.lock();
+        all.retain(|one| one.at != at);
+        self.0.set_count(all.len());
+    }
+
     pub(super) fn count(&self) -> usize {
         self.0.count() as usize
     }
@@ -194,7 +207,7 @@ impl Transfers {
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<PackedInFlight> {
         // Lists that an engine copies are not offered yet.
         let most = AT_ONCE.min(self.limit);
-        self.packed.note(PackedList { name: self.now(), peer }, most)
+        self.packed.note(PackedList { name: self.now(), peer, at: None }, most)
     }
 }
 
@@ -368,7 +381,7 @@ mod tests {
     #[test]
     fn lists_in_flight_to_a_peer_are_limited_and_each_counts_until_its_bytes_are_gone() {
         let packed = Packed::default();
-        let one = |name, peer| PackedList { name, peer: Rank(peer) };
+        let one = |name, peer| PackedList { name, peer: Rank(peer), at: None };
         let mut held: Vec<_> =
             (0..3).map(|name| packed.note(one(name, 1), 3).map(Arc::new)).collect();
         assert!(held.iter().all(Option::is_some) && packed.note(one(3, 1), 3).is_none());

@@ -421,6 +421,9 @@ impl Route {
             Err(SubmitError::Lacking(why)) => {
                 return Err(PostError::Lacking { rank: self.rank, why });
             }
+            Err(SubmitError::Down { cause, .. }) => {
+                return Err(PostError::PeerDown { rank: self.rank, cause });
+            }
             connected => connected.map_err(|why| why_not(why.to_string()))?,
         };
         Ok(Some(self.to_words.get_or_init(|| link).clone()))

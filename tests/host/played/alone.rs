@@ -1,6 +1,7 @@
 //! A message that is copied in the call that finds it, while something else happens.
 
 use super::*;
+use crate::support::keys::{forged, without_keys};
 use carrack::buffer::Region;
 use carrack::transports::contract::PeerMemoryError;
 use carrack::transports::mem::MemRef;
@@ -157,6 +158,42 @@ fn a_message_that_is_being_copied_when_its_deadline_passes_ends_once() {
         assert!(buffer.is_gone(), "{size}");
         assert!(play.peer.has_taken(FIN), "{size}: its sender is told");
         assert_eq!(play.peer.took(FIN).len(), 1, "{size}: once");
+    }
+}
+
+/// The bytes of the list stay taken for ever, since the peer may be copying them.
+#[test]
+fn a_flush_waits_for_no_list_of_pieces_whose_bytes_stay_with_a_peer_that_has_gone() {
+    const PIECES: u64 = 19;
+    let _watchdog = Watchdog::over("a list that stays");
+    for is_late in [false, true] {
+        let (play, done, flushed) = (Play::new(), Sink::keeping(), Sink::keeping());
+        play.peer.may_copy.store(true, Ordering::SeqCst);
+        let [local, region] = [(); 2].map(|()| Region::host(128));
+        let mr = play.runtime().register_memory(&region).unwrap();
+        let rmr = forged(&without_keys(&mr.remote_key()), |bytes| {
+            bytes[..4].copy_from_slice(&1_u32.to_le_bytes());
+        });
+        let pieces = [0, 64].map(|at: usize| carrack::Piece {
+            local: &local,
+            range: at..at + 8,
+            rmr: &rmr,
+            offset: at as u64,
+        });
+        let mut put = play.runtime().post_put_batch(Rank(1), &pieces).comp(&done);
+        if is_late {
+            put = put.deadline(Duration::from_millis(20));
+        }
+        put.submit().unwrap();
+        play.until(|| play.peer.has_taken(PIECES) && done.count() == usize::from(is_late));
+        play.runtime().post_flush(Rank(1)).comp(&flushed).submit().unwrap();
+        step(&play.ranks);
+        assert_eq!(flushed.count(), 0, "the peer may still carry it out");
+        play.peer.goes();
+        play.until(|| flushed.count() == 1 && done.count() == 1);
+        let outcome = flushed.take().pop().unwrap().ok();
+        assert!(matches!(outcome, Err(OpError::PeerDown { .. })), "{is_late}: {outcome:?}");
+        assert!(play.runtime().test_drained(play.runtime().default_device()).unwrap());
     }
 }
 

@@ -128,6 +128,7 @@ impl<K: Carries> Post<'_, K> {
 
     #[cold]
     fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
+        self.kind.keep(None);
         let is_sent = K::IS_SENT;
         let mut list = match self.kind.owned().map(std::mem::take) {
             Some(Buffer::List(list)) => list.into_vec(),

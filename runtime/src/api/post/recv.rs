@@ -320,6 +320,7 @@ impl Post<'_, Recv<'_>> {
         if in_handler() {
             return Err(PostError::WouldBlock);
         }
+        self.kind.name = None;
         let waiter = Waiter::new();
         let mut inner: PostRecv<'_> = Post {
             runtime: self.runtime,

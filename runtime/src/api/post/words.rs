@@ -31,7 +31,27 @@ impl Post<'_, Atomic<'_>> {
         self.check_path(transport)?;
         let device = self.device_inner();
         let remote = self.known_of(place);
-        let link = route.link_to_words(&self.runtime.0, device, transport)?;
+        let rank = self.desc.rank;
+        let unreachable = |why: String| {
+            let why = format!("{why}; let the owner register the words with AtomicAgent::Owner");
+            PostError::Unreachable { rank, why }
+        };
+        let without_link = |error| match error {
+            // The rank itself may be up: the link of messages reports its end.
+            PostError::PeerDown { cause, .. } if route.down().is_none() => {
+                if *has_waited {
+                    // It was accepted, and is lost with the link.
+                    device.losses.note(rank, &cause);
+                }
+                unreachable(format!(
+                    "the connection to the NIC that is the agent of its words ({transport}) has \
+                    ended: {cause}"
+                ))
+            }
+            error => error,
+        };
+        let link = route.link_to_words(&self.runtime.0, device, transport);
+        let link = link.map_err(without_link)?;
         let Some(link) = link.filter(|_| remote.is_told()) else {
             return match has_waited {
                 // The operation is already among those that wait.
@@ -56,11 +76,6 @@ impl Post<'_, Atomic<'_>> {
         };
         let given = self.give(&*link, (8, None), comp, |token| Op::Atomic { word, change, token });
         drop(known);
-        let rank = self.desc.rank;
-        let unreachable = |why: String| {
-            let why = format!("{why}; let the owner register the words with AtomicAgent::Owner");
-            PostError::Unreachable { rank, why }
-        };
         match given {
             Ok(Given::InFlight) => Ok(Outcome::Posted),
             Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Outcome::Retry(reason)),
@@ -68,18 +83,7 @@ impl Post<'_, Atomic<'_>> {
                 self.wait_for(&Order::after(GpuEvent::new(Arc::new(PlaceEvent(remote)))), comp)
             }
             Ok(Given::Refused(why)) => Err(unreachable(why)),
-            // The rank itself may be up: the link of messages reports its end.
-            Err(PostError::PeerDown { cause, .. }) if route.down().is_none() => {
-                if *has_waited {
-                    // It was accepted, and is lost with the link.
-                    device.losses.note(rank, &cause);
-                }
-                Err(unreachable(format!(
-                    "the connection to the NIC that is the agent of its words ({transport}) has \
-                    ended: {cause}"
-                )))
-            }
-            Err(error) => Err(error),
+            Err(error) => Err(without_link(error)),
         }
     }
 
