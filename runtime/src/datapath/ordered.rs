@@ -378,9 +378,9 @@ mod tests {
     use carrack_transports::mem::Buffer;
 
     /// An operation, and the state of its event.
-    struct Parked(OpContext, bool);
+    struct ParkedOp(OpContext, bool);
 
-    impl Deferred for Parked {
+    impl Deferred for ParkedOp {
         fn op(&self) -> &OpContext {
             &self.0
         }
@@ -411,7 +411,7 @@ mod tests {
             [(1, Rank(2), Sort::Receive), (2, Rank(1), Sort::Flush), (3, Rank(2), Sort::Flush)]
         {
             let op = OpContext::of_runtime(rank, Tag(1), 0, None);
-            let waits = Waits::Later(Some(Box::new(Parked(op, false))));
+            let waits = Waits::Later(Some(Box::new(ParkedOp(op, false))));
             ordered.push(Some(&stream), OrderedEntry { number, rank, sort, waits });
         }
         let begin = || {
@@ -430,7 +430,7 @@ mod tests {
         let (ordered, deadlines) = (Ordered::new(&chores, Arc::default()), Deadlines::new(&chores));
         let mut op = OpContext::of_runtime(Rank(1), Tag(1), 0, None);
         op.deadline = Deadline::now();
-        let waits = Waits::Later(Some(Box::new(Parked(op, true))));
+        let waits = Waits::Later(Some(Box::new(ParkedOp(op, true))));
         let entry = OrderedEntry { number: 1, rank: Rank(1), sort: Sort::Memory, waits };
         ordered.push(None, entry);
         deadlines.note(Deadline::now());

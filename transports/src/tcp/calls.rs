@@ -117,6 +117,9 @@ impl TcpDevice {
     /// Returns the end to which a connection belongs. It is the one that it had before, that of a
     /// link to the device which never had a connection, or a new one.
     ///
+    /// A caller names the end with which it has had a connection. No other end is it: several of a
+    /// device may have answered one caller, if some of its calls were given up.
+    ///
     /// # Errors
     /// The reason why the connection is refused.
     fn end_of(&self, connection: &ProvedConnection) -> Result<Arc<Outgoing>, &'static str> {
@@ -125,11 +128,9 @@ impl TcpDevice {
         let of_peer = || links.iter().flatten().filter(|it| it.peer == connection.peer);
         let other = |it: &Outgoing| it.sending.lock().other;
         let ends = || of_peer().filter(|it| it.device == connection.device);
-        let known = ends().find(|it| other(it) == from).or_else(|| {
-            let is_free =
-                |it: &&Arc<Outgoing>| it.number != from && !it.has_ended() && other(it) == 0;
-            ends().filter(is_free).find(|it| to == 0 || it.number == to)
-        });
+        let called = || ends().filter(|it| to == 0 || it.number == to);
+        let is_free = |it: &&Arc<Outgoing>| it.number != from && !it.has_ended() && other(it) == 0;
+        let known = called().find(|it| other(it) == from).or_else(|| called().find(is_free));
         if let Some(known) = known {
             return if known.has_ended() { Err("the link has ended") } else { Ok(known.clone()) };
         }

@@ -7,15 +7,20 @@ mod rest;
 use super::TcpOptions;
 use super::address::TcpAddress;
 use super::device::TcpDevice;
-use super::outgoing::Line;
-use super::wire::Hello;
+use super::outgoing::{Line, Outgoing};
+use super::pending::ProvedConnection;
+use super::shared::TcpShared;
+use super::wire::{self, Hello};
 use crate::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
 };
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;
+use crate::net::streams::TcpChannel;
 use relays::{held, relayed, silent};
+use rustix::event::epoll::EventFlags;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -536,6 +541,34 @@ fn a_caller_that_did_not_hear_the_answer_is_taken_again_however_often_its_peer_h
     link.lost(shared, &socket, 0);
     assert!(link.answer(shared, &hello(1), 0).is_none(), "it is older than the last");
     assert!(link.answer(shared, &hello(2), 0).is_some());
+}
+
+#[test]
+fn a_call_that_names_an_end_belongs_to_no_other_that_has_answered_the_caller() {
+    let here = TestRank::new(0);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let home = listener.local_addr().unwrap();
+    let (peer, device, shared) = (PeerId(1), DeviceKey([1; 16]), &here.device.shared);
+    let hello = |to: u64, attempt: u64| {
+        let [from, to, window, attempt, received] = [5, to, 1 << 20, attempt, 0].map(U64::from);
+        Hello { from, to, window, attempt, received }
+    };
+    let call = |hello: Hello| {
+        let socket = TcpStream::connect(home).unwrap();
+        let channel = TcpChannel::over(socket, wire::limits(TIMEOUT)).unwrap();
+        shared.watch(channel.as_fd(), 0, EventFlags::empty()).unwrap();
+        let connection = ProvedConnection { channel, peer, device, hello, home };
+        here.device.admit(&mut here.device.polling.lock(), connection);
+    };
+    // The caller has given this call up. Another end has called it meanwhile.
+    call(hello(0, 1));
+    let number = DeviceKey::fresh().unwrap();
+    let end = TcpShared::begin(&mut shared.outgoing.lock(), (peer, device), number);
+    let socket = shared.connection(TcpStream::connect(home).unwrap());
+    end.rise(shared, socket, home, &hello(end.number, 1));
+    call(hello(end.number, 2));
+    let knows_it = |link: &Outgoing| link.answer(shared, &hello(end.number, 2), 0).is_none();
+    assert!(knows_it(&end) && !knows_it(&shared.link(0).unwrap()));
 }
 
 #[test]
