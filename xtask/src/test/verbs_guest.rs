@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::step::{Context, Outcome, Stopped};
-use super::tally::Tally;
+use super::tally::{Repeated, Tally};
 use crate::error::TaskError;
 use crate::guest::{Host, Node, Plan, Wiring};
 use crate::workspace::BUILD;
@@ -184,19 +184,23 @@ fn build_programs(context: &Context) -> Result<(), ChildError> {
 fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result<(), String> {
     let mut tally = Tally::default();
     // Of a line for the shell, only a failure's last words are printed.
-    let mut words = VecDeque::new();
+    let (mut words, mut repeated) = (VecDeque::new(), [Repeated::default(), Repeated::default()]);
     let status = host.run(plan, false, |said| {
         let line = said.marked(plan.wiring);
         let line = String::from_utf8_lossy(&line).trim_end().to_owned();
         if said.node == Node(0) && said.stream == Stream::Out {
             tally.read(&String::from_utf8_lossy(&said.bytes));
         }
-        if matches!(check.what, Shell(_)) {
-            words.push_back(line);
-            words.drain(..words.len().saturating_sub(LAST_WORDS));
-        } else {
+        if let (Some(repeated), Stream::Out) =
+            (repeated.get_mut(usize::from(said.node.0)), said.stream)
+        {
+            repeated.read(String::from_utf8_lossy(&said.bytes).trim_end());
+        }
+        if !matches!(check.what, Shell(_)) {
             say!("{line}");
         }
+        words.push_back(line);
+        words.drain(..words.len().saturating_sub(LAST_WORDS));
     });
     let wanted = check.status;
     let outcome = match status {
@@ -209,7 +213,13 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
         say!("test guest::{} ... ok", check.name);
     }
     if outcome.is_err() {
-        words.iter().for_each(|line| say!("{line}"));
+        if matches!(check.what, Shell(_)) {
+            words.iter().for_each(|line| say!("{line}"));
+        }
+        let failed = repeated.into_iter().flat_map(|it| it.lines).collect::<Vec<_>>();
+        context.repeated.lines.push(format!("In guests: {}", check.name));
+        // A test that has aborted its process is in no list of failures.
+        context.repeated.lines.extend(if failed.is_empty() { words.into() } else { failed });
         // Also where only the second guest knows of it, or a test has aborted its process.
         tally.at_least_one_failed();
     }
