@@ -66,16 +66,15 @@ impl Port {
             return None;
         };
         let (name, mut run) = (self.transfers.now(), Run::new(carrier, self));
-        let means = Means::Pull(Box::new(Pull::new(rts.addr, memory)));
-        let mut rx =
-            RxOp::new(from, target, RndvReceiver::new(name, size, Ask::Rts(rts.tx)), means);
-        rx.on(&mut run, Event::Begin);
+        let rx = RndvReceiver::copied(name, size, rts.tx);
+        let rx = RxOp::new(from, target, rx, Means::Pull(Pull::new(rts.addr, memory)));
+        let transfer = Box::new(InFlight::Rx(rx));
         if is_alone && self.transfers.pulls.is_empty() {
             self.transfers.alone.fetch_add(1, Ordering::AcqRel);
-            run.pull_alone(name, rx);
+            run.pull_alone(name, transfer);
             self.transfers.alone.fetch_sub(1, Ordering::AcqRel);
         } else {
-            run.pull_later(name, rx, None);
+            run.pull_later(name, transfer, None);
         }
         let arrival = run.arrivals.pop().map(|(comp, status)| (Some(comp), status));
         let ended = arrival.or_else(|| run.ended.pop_front());

@@ -5,7 +5,7 @@ use super::in_flight::{Event, InFlight, Run};
 use super::rx::RxOp;
 use super::share::{ASK_AHEAD, is_worth_it};
 use crate::names::Rank;
-use crate::op::Flow;
+use crate::op::{Flow, OpEntry};
 use crate::peer::shares::{MOST, OtherPieces, Share};
 use carrack_transports::contract::{PeerMemory, PeerMemoryError};
 use carrack_transports::mem::{Buffer, MemMut};
@@ -26,14 +26,14 @@ pub(super) struct Pull {
     memory: Arc<dyn PeerMemory>,
     /// The share of the sender that helps. Declared before the buffer: its drop keeps the sender
     /// from taking further pieces.
-    share: Option<Share>,
+    share: Option<Box<Share>>,
     /// The buffer of an operation that has ended, while its sender may still write to it.
-    kept: Option<Buffer>,
+    kept: Option<Box<Buffer>>,
     done: usize,
     /// `true` if its sender was asked to help, where that pays.
     is_asked: bool,
     /// The error that stopped the copy. Reported once the sender has stopped helping.
-    failed: Option<PeerMemoryError>,
+    failed: Option<Box<PeerMemoryError>>,
     /// `true` if a copy together with others has failed.
     is_apart: bool,
 }
@@ -73,12 +73,12 @@ impl Pull {
 
     /// Keeps the buffer of an operation that has ended until its sender is done with it.
     pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
-        self.kept = buffer;
+        self.kept = buffer.map(Box::new);
     }
 
     /// Takes that buffer.
     pub(super) fn take_kept(&mut self) -> Option<Buffer> {
-        self.kept.take()
+        self.kept.take().map(|kept| *kept)
     }
 
     /// Returns `true` if its sender may be writing to the buffer, which a dead sender does not.
@@ -107,7 +107,10 @@ impl Pull {
                 None => match share.others() {
                     OtherPieces::Waiting => return PullStep::Waits,
                     OtherPieces::Settled => {
-                        return self.failed.take().map_or(PullStep::Ended, PullStep::Failed);
+                        return self
+                            .failed
+                            .take()
+                            .map_or(PullStep::Ended, |why| PullStep::Failed(*why));
                     }
                     OtherPieces::Failed(from) => {
                         // The bytes are copied as if the sender had not helped.
@@ -118,7 +121,7 @@ impl Pull {
             },
         };
         if let Some(why) = self.failed.take() {
-            return PullStep::Failed(why);
+            return PullStep::Failed(*why);
         }
         let (begin, len) = next.unwrap_or((self.done, MOST.min(size - self.done)));
         if len == 0 {
@@ -132,7 +135,7 @@ impl Pull {
             }
             Err(why) => match &self.share {
                 Some(share) if !share.close() => {
-                    self.failed = Some(why);
+                    self.failed = Some(Box::new(why));
                     PullStep::Waits
                 }
                 _ => PullStep::Failed(why),
@@ -157,7 +160,7 @@ impl Pull {
 
     /// Returns the place for the whole message.
     fn room<'b>(&'b mut self, buffer: Option<&'b mut Buffer>, size: usize) -> Option<MemMut<'b>> {
-        Some(self.kept.as_mut().or(buffer)?.view_mut()?.part(0, size))
+        Some(self.kept.as_deref_mut().or(buffer)?.view_mut()?.part(0, size))
     }
 }
 
@@ -185,27 +188,33 @@ impl Out {
 impl Run<'_> {
     /// Lets the kernel copy a message that comes alone, at once. Only one that is not all there
     /// then is added to the table, and waits for its next turn.
-    pub(super) fn pull_alone(&mut self, name: u64, mut rx: RxOp) {
-        self.ask_for_help(&mut rx, true);
+    pub(super) fn pull_alone(&mut self, name: u64, mut transfer: Box<InFlight>) {
+        let InFlight::Rx(rx) = &mut *transfer else { return };
+        self.ask_for_help(rx, true);
         let budget = &mut { MOST };
-        let mut step = self.pull(&mut rx, budget);
+        let mut step = self.pull(rx, budget);
         let awaits_others = |rx: &mut RxOp| rx.pull().is_some_and(|(pull, _)| pull.awaits_others());
-        if matches!(step, Some(PullStep::Waits)) && awaits_others(&mut rx) {
-            step = self.pull(&mut rx, budget);
+        if matches!(step, Some(PullStep::Waits)) && awaits_others(rx) {
+            step = self.pull(rx, budget);
         }
         match step {
             Some(PullStep::Ended) => {
                 rx.pulled(self, PullStep::Ended);
             }
-            step => self.pull_later(name, rx, step),
+            step => self.pull_later(name, transfer, step),
         }
     }
 
     /// Adds a message to the table, after a step of its copy if there was one, and to those that
     /// the kernel copies.
-    pub(super) fn pull_later(&mut self, name: u64, rx: RxOp, step: Option<PullStep>) {
-        let (from, has_failed) = (rx.peer(), matches!(step, Some(PullStep::Failed(_))));
-        self.begin(name, Box::new(InFlight::Rx(rx)), step.map(Event::Pulled));
+    pub(super) fn pull_later(
+        &mut self,
+        name: u64,
+        transfer: Box<InFlight>,
+        step: Option<PullStep>,
+    ) {
+        let (from, has_failed) = (transfer.peer(), matches!(step, Some(PullStep::Failed(_))));
+        self.begin(name, transfer, step.map(Event::Pulled));
         if !has_failed {
             let mut pulls = self.device.transfers.pulls.lock();
             pulls.push_back((from, name));
@@ -224,7 +233,8 @@ impl Run<'_> {
             names
         };
         let mut budget = MOST;
-        let (mut turn, mut waits, mut begun) = (VecDeque::new(), VecDeque::new(), None);
+        let mut turn = VecDeque::with_capacity(TOGETHER + ASK_AHEAD);
+        let (mut waits, mut begun) = (Vec::new(), None);
         while budget > 0 {
             // The senders of the next messages are asked too: they can begin while this message is
             // copied.
@@ -234,7 +244,7 @@ impl Run<'_> {
                 match transfers.take_out(at) {
                     Some(transfer) => turn.push_back(Out { at, transfer }),
                     // Another thread carries it on, unless it has ended.
-                    None if transfers.table.has(at) => waits.push_back(at),
+                    None if transfers.table.has(at) => waits.push(at),
                     None => {}
                 }
             }
@@ -255,7 +265,7 @@ impl Run<'_> {
                 && let Some(step) = self.pull(rx, &mut budget)
             {
                 match step {
-                    PullStep::Waits => waits.push_back(at),
+                    PullStep::Waits => waits.push(at),
                     PullStep::Copied => begun = Some(at),
                     PullStep::Ended | PullStep::Failed(_) => {}
                 }
@@ -264,9 +274,9 @@ impl Run<'_> {
             self.give_back(at, transfer, flow);
         }
         // It is put behind messages that had no turn, and before those that have arrived meanwhile.
-        let mut left = waits;
-        left.extend(turn.iter().map(|out| out.at));
-        left.append(&mut names);
+        let mut left = names;
+        turn.iter().rev().for_each(|out| left.push_front(out.at));
+        waits.into_iter().rev().for_each(|at| left.push_front(at));
         left.extend(begun);
         for Out { at, transfer } in turn {
             self.give_back(at, transfer, Flow::Stays);
@@ -288,7 +298,7 @@ impl Run<'_> {
         }
         let place = pull.room(buffer, size).filter(|room| room.place().is_host());
         if let Some(place) = place.map(|room| (room.as_mut_ptr().cast_const(), room.len())) {
-            pull.share = self.share_with(peer, tx, place);
+            pull.share = self.share_with(peer, tx, place).map(Box::new);
         }
     }
 
@@ -366,7 +376,7 @@ mod tests {
     use crate::names::Tag;
     use crate::op::OpContext;
     use crate::peer::shares::Shares;
-    use crate::protocol::rndv::{Ask, RndvReceiver};
+    use crate::protocol::rndv::RndvReceiver;
     use bytes::Bytes;
     use carrack_transports::contract::DownCause;
     use carrack_transports::contract::Splits;
@@ -390,11 +400,11 @@ mod tests {
     }
 
     /// Returns the pull of 8 bytes from `memory` into a receive.
-    fn pull_of(name: u64, memory: &Arc<Sevens>) -> RxOp {
+    fn pull_of(name: u64, memory: &Arc<Sevens>) -> Box<InFlight> {
         let op = OpContext::of_runtime(ME, Tag(1), 8, None);
         let target = Target::Receive { buffer: Buffer::Vec(vec![0; 8]), op };
-        let means = Means::Pull(Box::new(Pull::new(0x1000, memory.clone())));
-        RxOp::new(ME, target, RndvReceiver::new(name, 8, Ask::Rts(5)), means)
+        let means = Means::Pull(Pull::new(0x1000, memory.clone()));
+        Box::new(InFlight::Rx(RxOp::new(ME, target, RndvReceiver::copied(name, 8, 5), means)))
     }
 
     impl PeerMemory for Sevens {
@@ -452,9 +462,7 @@ mod tests {
         let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
         let pull = |memory: &Arc<Sevens>| {
             let (name, mut run) = (device.transfers.now(), Run::new(core, device));
-            let mut rx = pull_of(name, memory);
-            rx.on(&mut run, Event::Begin);
-            run.pull_alone(name, rx);
+            run.pull_alone(name, pull_of(name, memory));
             (run.into_ended(), device.transfers.table.count(), device.transfers.pulls.count())
         };
         let bytes = |ended: &[crate::op::Ended]| match ended {
@@ -513,7 +521,7 @@ mod tests {
         let share = Arc::new(Shares::new(split.clone())).take(8).unwrap();
         let mut pull = Pull::new(0x1000, Sevens::new(true, false));
         let freed = Freed(split, share.turn, is_late.clone());
-        pull.share = Some(share);
+        pull.share = Some(Box::new(share));
         pull.keep(Some(Buffer::Bytes(Bytes::from_owner(freed))));
         drop(pull);
         assert!(!is_late.load(Ordering::SeqCst), "it takes a piece, and writes to freed memory");

@@ -32,8 +32,7 @@ pub(crate) struct RxOp {
     /// The error of an engine, with which the message ends when all bytes have come.
     lost: Option<Box<OpError>>,
     /// The event that ends it as soon as no engine uses its buffer, and its error.
-    failing: Option<(RxEvent, OpError)>,
-    actions: Actions<RxAction>,
+    failing: Option<Box<(RxEvent, OpError)>>,
 }
 
 /// The means by which bytes come, apart from fragments that the CPU copies.
@@ -46,14 +45,14 @@ pub(super) enum Means {
     /// The same, chunk by chunk, and the largest number of bytes of a chunk.
     Chunks(Box<dyn ExposedChunks>, usize),
     /// The kernel's copy.
-    Pull(Box<Pull>),
+    Pull(Pull),
 }
 
 impl RxOp {
     pub(super) fn new(from: Rank, target: Target, rx: RndvReceiver, means: Means) -> Self {
-        let (is_listed, lost, failing, actions) = (false, None, None, Actions::new());
+        let (is_listed, lost, failing) = (false, None, None);
         let kind = target.kind();
-        Self { from, kind, target, rx, means, is_listed, lost, failing, actions }
+        Self { from, kind, target, rx, means, is_listed, lost, failing }
     }
 
     pub(super) fn peer(&self) -> Rank {
@@ -103,7 +102,8 @@ impl RxOp {
             Event::Begin => (RxEvent::Begin(self.choose(run)), None),
             Event::Go => {
                 self.is_listed = false;
-                if let Some((event, error)) = self.failing.take() {
+                if let Some(failing) = self.failing.take() {
+                    let (event, error) = *failing;
                     return self.fail(run, event, error);
                 }
                 match self.step(run) {
@@ -156,11 +156,11 @@ impl RxOp {
     fn fail(&mut self, run: &mut Run<'_>, event: RxEvent, error: OpError) -> Flow {
         // Nothing comes from a peer that is gone, whatever it has said before.
         let (event, error) = match self.failing.take() {
-            Some((RxEvent::Down, error)) => (RxEvent::Down, error),
+            Some(failing) if matches!(failing.0, RxEvent::Down) => *failing,
             _ => (event, error),
         };
         if self.is_engine_busy() {
-            self.failing = Some((event, error));
+            self.failing = Some(Box::new((event, error)));
             return self.stay(run);
         }
         self.handle(run, event, None, Some(error))
@@ -174,7 +174,7 @@ impl RxOp {
         mut fragment: Option<Payload>,
         mut error: Option<OpError>,
     ) -> Flow {
-        let mut next = Some(event);
+        let (mut next, mut actions) = (Some(event), Actions::new());
         loop {
             if let Some(event) = next.take() {
                 let (chunk, nics) = match &self.means {
@@ -182,11 +182,11 @@ impl RxOp {
                     _ => (usize::MAX, 1),
                 };
                 let limits = Limits { chunk, nics };
-                if let Err(violation) = self.rx.on(event, &limits, &mut self.actions) {
+                if let Err(violation) = self.rx.on(event, &limits, &mut actions) {
                     run.violated(self.from, violation);
                 }
             }
-            let Some(action) = self.actions.pop_front() else { return self.stay(run) };
+            let Some(action) = actions.pop_front() else { return self.stay(run) };
             match action {
                 RxAction::Send(control) => run.device.control(run.carrier, self.from, control),
                 RxAction::Store(offset) => {
@@ -196,7 +196,6 @@ impl RxOp {
                         // The sender broke the protocol and the bytes are missing, so all
                         // operations with it end.
                         run.violated(self.from, Violation::Broken(why));
-                        self.actions = Actions::new();
                         return self.stay(run);
                     }
                 }
@@ -392,9 +391,6 @@ impl RxOp {
 impl RxOp {
     /// Chooses the scheme, and prepares its means.
     fn choose(&mut self, run: &Run<'_>) -> Scheme {
-        if let Means::Pull(_) = &self.means {
-            return Scheme::Copied;
-        }
         self.in_chunks(run).or_else(|| self.as_a_whole(run)).unwrap_or_else(|| self.by_fragments())
     }
 

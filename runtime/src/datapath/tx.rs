@@ -36,8 +36,7 @@ pub(crate) struct TxOp {
     is_late: bool,
     is_listed: bool,
     /// The error that ends it as soon as no engine reads its bytes.
-    failing: Option<OpError>,
-    actions: Actions<TxAction>,
+    failing: Option<Box<OpError>>,
 }
 
 /// The bytes of a message: host memory that stays where it is, or memory of a GPU.
@@ -106,8 +105,7 @@ pub(super) fn abandon(buffer: Buffer, to: Rank) {
 impl TxOp {
     fn new(op: OpContext, bytes: Buffer, tx: RndvSender) -> Self {
         let (is_late, is_listed, failing, ahead) = (false, false, None, None);
-        let (bytes, actions) = (TxBytes::Owned(bytes), Actions::new());
-        Self { op, bytes, tx, ahead, is_late, is_listed, failing, actions }
+        Self { op, bytes: TxBytes::Owned(bytes), tx, ahead, is_late, is_listed, failing }
     }
 
     /// Returns a transfer whose RTS is sent under `name`.
@@ -163,7 +161,7 @@ impl TxOp {
                 self.is_listed = false;
                 if let Some(error) = self.failing.take() {
                     // The receiver was told at once, if it is there.
-                    return self.fail(run, error);
+                    return self.fail(run, *error);
                 }
                 TxEvent::Go
             }
@@ -197,18 +195,18 @@ impl TxOp {
 
     /// Handles an event of the protocol, and carries out its actions.
     fn handle(&mut self, run: &mut Run<'_>, event: TxEvent) -> Flow {
-        let mut next = Some(event);
+        let (mut next, mut actions) = (Some(event), Actions::new());
         loop {
             if let Some(event) = next.take() {
                 let (chunk, nics) = self.linked(run).map_or((usize::MAX, 1), |linked| {
                     (linked.caps.chunk.max(1), linked.link.nics())
                 });
                 let limits = Limits { chunk, nics };
-                if let Err(violation) = self.tx.on(event, &limits, &mut self.actions) {
+                if let Err(violation) = self.tx.on(event, &limits, &mut actions) {
                     run.violated(self.op.rank, violation);
                 }
             }
-            let Some(action) = self.actions.pop_front() else { return self.stay(run) };
+            let Some(action) = actions.pop_front() else { return self.stay(run) };
             next = match action {
                 TxAction::Send(control) => {
                     run.device.control(run.carrier, self.op.rank, control);
@@ -256,7 +254,7 @@ impl TxOp {
     /// Ends it with an error, now or when the engine that reads its bytes is done.
     fn fail(&mut self, run: &mut Run<'_>, error: OpError) -> Flow {
         if self.is_engine_busy() {
-            self.failing = Some(error);
+            self.failing = Some(Box::new(error));
             return self.stay(run);
         }
         self.end(run, Some(error));

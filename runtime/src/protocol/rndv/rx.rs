@@ -47,7 +47,7 @@ enum RxMethod {
     /// The sender's NIC writes all of it.
     Whole,
     /// The sender's NIC writes it chunk by chunk.
-    Chunks(RxChunks),
+    Chunks(Box<RxChunks>),
     /// The kernel copies it.
     Copied,
 }
@@ -63,8 +63,6 @@ pub(crate) enum Scheme {
     Whole(RemotePlace),
     /// The place of the first chunk, and its bytes.
     Chunks(RemotePlace, usize),
-    /// A copy by the kernel.
-    Copied,
 }
 
 /// Something that happens to a transfer.
@@ -124,10 +122,16 @@ pub(crate) enum RxAction {
 const UNASKED: Violation = Violation::Broken("it has written what it was not asked to");
 
 impl RndvReceiver {
+    /// Returns a transfer for which a scheme is chosen next.
     pub(crate) fn new(name: u64, size: usize, ask: Ask) -> Self {
         let (method, got, until, told) = (RxMethod::Fragments, 0, size, 0);
         let (is_asked, drops, has_ended) = (false, false, false);
         Self { name, size, ask, method, got, until, is_asked, told, drops, has_ended }
+    }
+
+    /// Returns a message that the kernel copies. `tx`: the sender's name for it.
+    pub(crate) fn copied(name: u64, size: usize, tx: u64) -> Self {
+        Self { method: RxMethod::Copied, ..Self::new(name, size, Ask::Rts(tx)) }
     }
 
     /// Returns its name.
@@ -254,7 +258,6 @@ impl RndvReceiver {
                 RxMethod::Fragments
             }
             Scheme::Staged => RxMethod::Staged,
-            Scheme::Copied => RxMethod::Copied,
             Scheme::Whole(place) => {
                 self.is_asked = true;
                 actions.push_back(RxAction::Send(Control::CtsWrite { tx, rx, place }));
@@ -262,7 +265,7 @@ impl RndvReceiver {
             }
             Scheme::Chunks(place, len) => {
                 self.is_asked = true;
-                let mut shown = RxChunks::new(self.size);
+                let mut shown = Box::new(RxChunks::new(self.size));
                 shown.shown(0, len);
                 let window = Window { at: 0, len, place };
                 actions.push_back(RxAction::Send(Control::CtsChunk { tx, rx, window }));

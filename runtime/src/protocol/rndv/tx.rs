@@ -44,7 +44,7 @@ enum TxMethod {
         rx: u64,
         place: RemotePlace,
     },
-    Chunks(Sent),
+    Chunks(Box<Sent>),
     /// All are sent, and the owner's verdict follows.
     Judged,
 }
@@ -310,7 +310,7 @@ impl RndvSender {
                 return Err(Violation::Broken("it calls a message by two names"));
             }
             TxMethod::Offered if self.duty == Duty::Message => {
-                let mut chunks = Sent::new(rx);
+                let mut chunks = Box::new(Sent::new(rx));
                 let shown = chunks.show(self.size, window);
                 self.method = TxMethod::Chunks(chunks);
                 shown?;
