@@ -118,7 +118,8 @@ impl TcpDevice {
     /// link to the device which never had a connection, or a new one.
     ///
     /// A caller names the end with which it has had a connection. No other end is it: several of a
-    /// device may have answered one caller, if some of its calls were given up.
+    /// device may have answered one caller, if some of its calls were given up. Where the named end
+    /// is another's by now, the caller has the end that was begun for its last call, or a new one.
     ///
     /// # Errors
     /// The reason why the connection is refused.
@@ -131,12 +132,14 @@ impl TcpDevice {
         let called = || ends().filter(|it| to == 0 || it.number == to);
         let is_free = |it: &&Arc<Outgoing>| it.number != from && !it.has_ended() && other(it) == 0;
         let known = called().find(|it| other(it) == from).or_else(|| called().find(is_free));
-        if let Some(known) = known {
-            return if known.has_ended() { Err("the link has ended") } else { Ok(known.clone()) };
-        }
-        if to != 0 && !ends().any(|it| it.number == to) {
+        if known.is_none() && to != 0 && called().next().is_none() {
             // It has been read to its end, or its sender counts as gone.
             return Err("the link has ended");
+        }
+        // One with a link has messages, which may still come to the caller by an earlier answer.
+        let is_begun = |it: &&Arc<Outgoing>| other(it) == from && !it.sending.lock().is_served;
+        if let Some(known) = known.or_else(|| ends().find(is_begun)) {
+            return if known.has_ended() { Err("the link has ended") } else { Ok(known.clone()) };
         }
         if of_peer().count() >= MOST {
             return Err("its rank has too many links here");

@@ -67,7 +67,7 @@ pub(super) struct Sending {
     /// it came.
     candidates: Vec<SocketAddr>,
     /// Set once a link of the user has this end.
-    is_served: bool,
+    pub(super) is_served: bool,
     /// Set while it is in the device's list of links with unsent bytes.
     pub(super) is_listed: bool,
     /// Events of the connection that the epoll set tells of; `None`: it is not in the set.
