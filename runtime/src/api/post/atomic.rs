@@ -83,7 +83,8 @@ impl Runtime {
     /// device before have ended and are visible there. If one of them was ever lost because `rank`
     /// or its link has gone, the flush is [`PeerDown`](PostError::PeerDown), or its status is
     /// [`PeerDown`](crate::OpError::PeerDown); also if that one had [timed
-    /// out](crate::OpError::TimedOut) before. Other failures are told by the operations themselves.
+    /// out](crate::OpError::TimedOut) before. One that was posted after the flush, and was lost
+    /// before the flush ended, counts too. Other failures are told by the operations themselves.
     ///
     /// Once `rank` has gone, a flush waits for no [event](Post::after) any more.
     pub fn post_flush(&self, rank: Rank) -> PostFlush<'_> {
