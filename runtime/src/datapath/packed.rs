@@ -182,11 +182,12 @@ impl Packed {
         Some(in_flight)
     }
 
-    /// Forgets the list of these bytes, which stay taken for ever: no flush waits for it.
-    pub(super) fn forget(&self, bytes: MemRef<'_>) {
+    /// Forgets the list of these bytes, which stay taken for ever: no flush waits for it. The bytes
+    /// of another peer's list may have lain there before.
+    pub(super) fn forget(&self, peer: Rank, bytes: MemRef<'_>) {
         let at = Some(bytes.as_ptr().addr());
         let mut all = self.0.lock();
-        all.retain(|one| one.at != at);
+        all.retain(|one| (one.peer, one.at) != (peer, at));
         self.0.set_count(all.len());
     }
 
@@ -376,6 +377,16 @@ mod tests {
                 prop_assert!(ends.max().unwrap_or(0) <= room);
             }
         }
+    }
+
+    #[test]
+    fn a_list_whose_bytes_are_gone_stays_though_those_of_a_gone_peer_lie_there_now() {
+        let (packed, region) = (Packed::default(), Region::host(8));
+        let at = Some(region.addr());
+        let one = |name, peer| packed.note(PackedList { name, peer: Rank(peer), at }, 3);
+        let _held = [one(1, 1), one(2, 2)];
+        packed.forget(Rank(2), region.whole().view());
+        assert!(packed.has(Rank(1), 3) && !packed.has(Rank(2), 3));
     }
 
     #[test]

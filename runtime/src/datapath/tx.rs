@@ -419,7 +419,7 @@ impl TxOp {
         let mut bytes = self.bytes.take();
         let is_gone = matches!(error, Some(OpError::PeerDown { .. } | OpError::Closed));
         if is_gone && self.tx.is_offered() && !run.device.is_revoked(self.op.rank) {
-            run.device.transfers.packed.forget(bytes.view());
+            run.device.transfers.packed.forget(self.op.rank, bytes.view());
             abandon(std::mem::take(&mut bytes), self.op.rank);
         }
         if let Some(ended) = self.ended(bytes, error) {
