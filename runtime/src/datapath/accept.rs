@@ -68,7 +68,7 @@ impl Port {
         let (name, mut run) = (self.transfers.now(), Run::new(carrier, self));
         let rx = RndvReceiver::copied(name, size, rts.tx);
         let rx = RxOp::new(from, target, rx, Means::Pull(Pull::new(rts.addr, memory)));
-        let transfer = Box::new(InFlight::Rx(rx));
+        let transfer = self.transfers.table.boxed(InFlight::Rx(rx));
         if is_alone && self.transfers.pulls.is_empty() {
             self.transfers.alone.fetch_add(1, Ordering::AcqRel);
             run.pull_alone(name, transfer);
@@ -105,7 +105,8 @@ impl Port {
         let name = self.transfers.now();
         let transfer = RxOp::new(from, target, RndvReceiver::new(name, size, ask), Means::None);
         let mut run = Run::new(carrier, self);
-        run.begin(name, Box::new(InFlight::Rx(transfer)), Some(Event::Begin));
+        let transfer = self.transfers.table.boxed(InFlight::Rx(transfer));
+        run.begin(name, transfer, Some(Event::Begin));
         run.tell_later();
         name
     }

@@ -124,7 +124,8 @@ impl Flush {
     pub(crate) fn begin(self, carrier: &Carrier, device: &Port) {
         let name = device.transfers.now();
         let mut run = Run::new(carrier, device);
-        run.begin(name, Box::new(InFlight::Flush(self)), Some(Event::Go));
+        let transfer = device.transfers.table.boxed(InFlight::Flush(self));
+        run.begin(name, transfer, Some(Event::Go));
         run.tell_later();
     }
 

@@ -200,6 +200,8 @@ impl Run<'_> {
         match step {
             Some(PullStep::Ended) => {
                 rx.pulled(self, PullStep::Ended);
+                let peer = rx.peer();
+                self.device.transfers.table.recycle(peer, transfer);
             }
             step => self.pull_later(name, transfer, step),
         }

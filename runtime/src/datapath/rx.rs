@@ -482,7 +482,11 @@ impl RxOp {
             run.device.control(run.carrier, self.from, fin);
         }
         self.means = Means::None;
-        self.handle(run, RxEvent::Placed, None, None)
+        // Unless its operation has timed out.
+        if !self.rx.has_ended() {
+            self.arrived(run);
+        }
+        Flow::Ends
     }
 
     /// Ends the kernel's copy: it was refused, and the bytes come another way.

@@ -15,14 +15,20 @@
 use crate::deadline::{Deadline, Deadlines};
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
+use carrack_transports::mem::emptied;
 use carrack_transports::sync::biased_lock::{BiasedGuard, BiasedLock};
 use std::collections::hash_map::Entry::Vacant;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Shards of a table.
 const SHARDS: usize = 16;
+
+/// Boxes that a shard keeps for further operations. The allocator is slow where many operations are
+/// in flight: it has few free pieces of a size at hand.
+const SPARES: usize = 64;
 
 /// An operation in a table.
 pub(crate) trait OpEntry: Sized {
@@ -82,6 +88,7 @@ pub(crate) struct OpTable<E: OpEntry> {
 struct OpShard<E: OpEntry> {
     slots: HashMap<(Rank, u64), OpSlot<E>, BuildHasherDefault<KeyHasher>>,
     down: HashMap<Rank, DownCause>,
+    spares: Vec<Box<MaybeUninit<E>>>,
 }
 
 struct OpSlot<E: OpEntry> {
@@ -120,8 +127,10 @@ impl Hasher for KeyHasher {
 
 impl<E: OpEntry> Default for OpTable<E> {
     fn default() -> Self {
-        let shard =
-            |_| BiasedLock::new(OpShard { slots: HashMap::default(), down: HashMap::new() });
+        let shard = |_| {
+            let (slots, down, spares) = (HashMap::default(), HashMap::new(), Vec::new());
+            BiasedLock::new(OpShard { slots, down, spares })
+        };
         Self {
             shards: std::array::from_fn(shard),
             count: AtomicUsize::new(0),
@@ -139,6 +148,25 @@ impl<E: OpEntry> OpTable<E> {
     /// Returns a fresh name, larger than all before.
     pub(crate) fn name(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns an operation in a box.
+    pub(crate) fn boxed(&self, entry: E) -> Box<E> {
+        let spare = self.shard(entry.peer()).spares.pop();
+        match spare {
+            Some(spare) => Box::write(spare, entry),
+            None => Box::new(entry),
+        }
+    }
+
+    /// Drops an operation with a `peer`, and keeps its box.
+    pub(crate) fn recycle(&self, peer: Rank, entry: Box<E>) {
+        // Without the lock: a buffer may run code of the user.
+        let spare = emptied(entry);
+        let mut shard = self.shard(peer);
+        if shard.spares.len() < SPARES {
+            shard.spares.push(spare);
+        }
     }
 
     /// Adds an operation.
@@ -252,6 +280,7 @@ impl<E: OpEntry> OpTable<E> {
             flow = carry_on(&mut entry, event);
         }
         self.remove(at);
+        self.recycle(at.0, entry);
     }
 
     /// Notes that a peer is gone, and returns the names of its operations.

@@ -20,6 +20,7 @@
 //! | `by_way` | the same through blocks of pinned memory: [`ByWay`] |
 //! | [`allocator`] | allocators of packet memory: [`PacketAllocator`], or a program's own |
 //! | `block` | memory of an allocator, checked before its first use |
+//! | `emptied` | boxes whose values were dropped, for other values |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
 //! | [`prefetch`](mod@prefetch) | cache lines that are read soon |
@@ -34,6 +35,7 @@ mod block;
 pub mod buffer;
 mod by_way;
 pub mod copy;
+mod emptied;
 mod extents;
 pub mod hint;
 pub mod hosts;
@@ -58,6 +60,7 @@ pub use allocator::{
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use by_way::ByWay;
 pub use copy::{Copied, CopyError, copy};
+pub use emptied::emptied;
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use hosts::Hosts;
 pub use kind::{GpuUuid, MemKind};
