@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// A rank of a job, and its resources. Clones are handles to the same rank. When the last one is
 /// dropped, operations that still wait end with an error, and peers see an orderly end of this
-/// rank.
+/// rank. A status for which its completion object has no room then is lost.
 #[derive(Clone)]
 pub struct Runtime(pub(crate) Arc<Core>, pub(super) Option<Arc<ProgressThread>>);
 

@@ -218,7 +218,7 @@ pub enum ResourceError {
     )]
     Publish(String),
     /// The wire format cannot number more.
-    #[error("all {limit} {what} are in use: use one of them again")]
+    #[error("a rank has {limit} {what} at most: use one of them again, or ask for fewer")]
     TooMany {
         /// The resource.
         what: &'static str,

@@ -411,7 +411,7 @@ impl Holder for Endpoint {
 
     fn list(&self, list: &mut dyn FnMut(PendingOp)) {
         for route in self.busy_ranks().into_iter().filter_map(|rank| self.known_route(rank)) {
-            let link = route.waits_for();
+            let link = route.waits_for(self.index);
             route.backlog().iter().for_each(|parked| list(parked.pending(link.as_deref())));
         }
         for _ in 0..self.outstanding.len() {

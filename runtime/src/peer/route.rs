@@ -157,13 +157,14 @@ impl Route {
         self.linked.get()
     }
 
-    /// Returns the event that a link waits for that is not up, for diagnostics.
-    pub(crate) fn waits_for(&self) -> Option<String> {
+    /// Returns the event that a link of a device waits for that is not up, for diagnostics.
+    pub(crate) fn waits_for(&self, device: u32) -> Option<String> {
         match (self.linked(), self.lacks()) {
             (Some(linked), _) if linked.link.is_up() => None,
             (Some(_), _) => Some("the peer to accept the connection".into()),
             (None, Some(why)) => Some(format!("a connection: {why}")),
-            (None, None) => Some("the peer to start".into()),
+            (None, None) if device == 0 => Some("the peer to start".into()),
+            (None, None) => Some(format!("the peer to make its device {device}")),
         }
     }
 

@@ -17,6 +17,8 @@ const LIMIT: usize = 1 << 20;
 /// The table. A number carries a generation, so a late or forged one finds nothing.
 pub(crate) struct Regions {
     slots: Mutex<Vec<RegionSlot>>,
+    /// No slot below is free. Written under the lock of the slots.
+    full_below: AtomicUsize,
     /// The regions that NICs of other ranks reach.
     pub(super) told: AllTold,
     /// The first generation: numbers of an earlier runtime of this rank do not recur.
@@ -99,7 +101,8 @@ pub(crate) enum Refusal {
 impl Regions {
     pub(crate) fn new() -> Self {
         let first = RandomState::new().build_hasher().finish() as u32;
-        Self { slots: Mutex::default(), told: AllTold::new(), first, by_nic: AtomicUsize::new(0) }
+        let (full_below, by_nic) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { slots: Mutex::default(), full_below, told: AllTold::new(), first, by_nic }
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<RegionSlot>> {
@@ -121,9 +124,12 @@ impl Regions {
                 return Err(RegisterError::OtherAgent { addr: region.addr(), len: region.len() });
             }
         }
-        let at = slots.iter().position(|slot| slot.region.is_none()).unwrap_or(slots.len());
+        let mut above = slots.iter().enumerate().skip(self.full_below.load(Ordering::Relaxed));
+        let free = above.find(|(_, slot)| slot.region.is_none());
+        let at = free.map_or(slots.len(), |(at, _)| at);
         let index =
             u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
+        self.full_below.store(at + 1, Ordering::Relaxed);
         if at == slots.len() {
             slots.push(RegionSlot { generation: self.first, region: None });
         }
@@ -139,6 +145,9 @@ impl Regions {
         let mut slots = self.slots();
         let slot = slots.get_mut(index as usize).filter(|slot| slot.generation == generation);
         let gone = slot.and_then(|slot| slot.region.take());
+        if gone.is_some() {
+            self.full_below.fetch_min(index as usize, Ordering::Relaxed);
+        }
         self.by_nic.fetch_sub(count_by_nic(&gone), Ordering::Relaxed);
         drop(slots);
         if gone.is_some() {
@@ -156,6 +165,7 @@ impl Regions {
         let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
         let gone: Vec<_> = reached
             .filter_map(|(slot, index)| {
+                self.full_below.fetch_min(index as usize, Ordering::Relaxed);
                 Some((slot.region.take()?, number((index, slot.generation))))
             })
             .collect();
@@ -261,5 +271,7 @@ mod tests {
         assert!(numbers[0].1.named().is_empty(), "what comes too late ends at once");
         assert_eq!(regions.withdraw(&(0..usize::MAX)).0, 1);
         assert_eq!(stand(), [false; 3]);
+        let again = [(); 4].map(|()| regions.insert(Region::host(1), None).unwrap().0);
+        assert_eq!(again, [0, 1, 2, 3], "places are used again");
     }
 }
