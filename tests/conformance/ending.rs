@@ -28,6 +28,7 @@ over_each_transport!(
     a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
     a_peer_that_operations_say_is_gone_is_down,
+    a_peer_that_has_ended_is_gone_for_a_device_of_which_it_had_none,
     a_receive_from_any_rank_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     a_barrier_that_failed_elsewhere_gives_the_reason_that_is_known_here,
@@ -314,6 +315,31 @@ fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
     }
     settle(&ranks);
     assert_eq!(sink.count(), 0);
+}
+
+fn a_peer_that_has_ended_is_gone_for_a_device_of_which_it_had_none<J: Job>() {
+    let [zero, one] = J::pair();
+    let (device, sink, peer) = (zero.device().build().unwrap(), Sink::keeping(), one.rank());
+    let region = Region::host(8);
+    let owned = one.register_memory(&region).unwrap();
+    let key = owned.remote_key();
+    let posts = [
+        zero.post_recv(peer, vec![0; 8], Tag(1)).device(&device).comp(&sink).submit(),
+        zero.post_send(peer, vec![1; 8], Tag(1)).device(&device).comp(&sink).submit(),
+        zero.post_send(peer, vec![1; 100_000], Tag(2)).device(&device).comp(&sink).submit(),
+        zero.post_put(peer, vec![1; 8], &key, 0).device(&device).comp(&sink).submit(),
+        zero.post_flush(peer).device(&device).comp(&sink).submit(),
+    ];
+    for post in posts {
+        post.unwrap();
+    }
+    drop((owned, one));
+    until(&[zero.clone()], || sink.count() == 5);
+    let lost = sink.take().into_iter().filter(|status| status.error.is_some()).count();
+    // A region of this process can be written without a link.
+    assert!(lost >= 3, "{lost}");
+    let late = zero.post_send(peer, vec![1; 8], Tag(1)).device(&device).try_submit();
+    assert!(matches!(late, Err(PostError::PeerDown { .. })), "{late:?}");
 }
 
 fn a_receive_from_any_rank_outlives_a_peer<J: Job>() {

@@ -203,6 +203,14 @@ impl Arrivals {
         }
     }
 
+    /// Returns `true` if a rank has ended in order without having put a key. The store tells of
+    /// values before it tells of the end.
+    pub(super) fn never_comes(&self, key: &str, rank: u32) -> bool {
+        let has_ended = |&(gone, how): &(u32, Departure)| gone == rank && how.is_orderly();
+        matches!(self.answers.get(key), Some(StoreAnswer::Missing))
+            && self.gone.iter().any(has_ended)
+    }
+
     /// Returns `true` if the fence of this number is complete; fails if it cannot complete.
     ///
     /// After `false` the caller may sleep on [`for_fences`](Self::for_fences).

@@ -140,6 +140,10 @@ macro_rules! by_client {
             self.client.check(rank)
         }
 
+        fn never_comes(&self, key: &str, rank: u32) -> bool {
+            self.client.never_comes(key, rank)
+        }
+
         fn fence(&self) -> Result<(), BootstrapError> {
             self.client.fence()
         }
@@ -283,6 +287,10 @@ impl Client {
 
     pub(super) fn check(&self, rank: u32) -> Result<(), BootstrapError> {
         self.connection.lock().arrivals.check(|lost| lost == rank)
+    }
+
+    pub(super) fn never_comes(&self, key: &str, rank: u32) -> bool {
+        self.connection.lock().arrivals.never_comes(key, rank)
     }
 
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {

@@ -126,6 +126,12 @@ impl Bootstrap for InProcess {
         self.state().gone.iter().find(lost).map_or(Ok(()), gone)
     }
 
+    fn never_comes(&self, key: &str, rank: u32) -> bool {
+        let state = self.state();
+        let has_ended = |&(gone, how): &(u32, Departure)| gone == rank && how.is_orderly();
+        !state.table.contains_key(key) && state.gone.iter().any(has_ended)
+    }
+
     fn fence(&self) -> Result<(), BootstrapError> {
         let _turn = self.fence_turn.lock();
         let mut state = self.state();

@@ -121,6 +121,12 @@ pub trait Bootstrap: Send + Sync {
         Ok(())
     }
 
+    /// Returns `true` if a key that [`get`](Self::get) has asked for never comes: `rank`, whose key
+    /// it is, has ended in order without having put it.
+    fn never_comes(&self, _key: &str, _rank: u32) -> bool {
+        false
+    }
+
     /// Blocks until every rank has called it as often as this rank has.
     ///
     /// Values that a rank put before its fence are in the table afterwards; `get` still polls for

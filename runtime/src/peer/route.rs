@@ -472,6 +472,11 @@ pub(crate) fn candidates(
         device.undelivered.note_broken(rank, DownCause::Lost(why));
     }
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
+        if local.bootstrap.never_comes(&key, rank.0) {
+            // It had no device of this number, so no link tells of its end.
+            device.undelivered.note_broken(rank, DownCause::Closed);
+            return Err(PostError::PeerDown { rank, cause: DownCause::Closed });
+        }
         return Ok(None);
     };
     let theirs = address::decode(&bytes).ok_or_else(|| {

@@ -3,7 +3,7 @@
 
 use super::Pass;
 use crate::datapath::{AT_ONCE, BacklogStep, Fetched, Landing, Owed, Start};
-use crate::error::OpError;
+use crate::error::{OpError, PostError};
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
@@ -27,7 +27,10 @@ impl Pass<'_> {
                     Ok(Some(_)) => {}
                     Ok(None) => continue,
                     Err(error) => {
-                        let cause = DownCause::Refused(error.to_string());
+                        let cause = match error {
+                            PostError::PeerDown { cause, .. } => cause,
+                            other => DownCause::Refused(other.to_string()),
+                        };
                         self.device.end_backlog(&route, &Ending::Down(rank, &cause), &mut ended);
                     }
                 }
