@@ -334,7 +334,7 @@ fn a_peer_that_has_ended_is_gone_for_a_device_of_which_it_had_none<J: Job>() {
         post.unwrap();
     }
     drop((owned, one));
-    until(&[zero.clone()], || sink.count() == 5);
+    until(std::slice::from_ref(&zero), || sink.count() == 5);
     let lost = sink.take().into_iter().filter(|status| status.error.is_some()).count();
     // A region of this process can be written without a link.
     assert!(lost >= 3, "{lost}");
