@@ -37,7 +37,7 @@ use children::Stream;
 use kernel::{Kernel, Source};
 
 pub(crate) use plan::{Node, Plan, Wiring};
-pub(crate) use session::Said;
+pub(crate) use session::{GUEST_FAILED, Said};
 
 /// Packages that every guest needs on this machine, next to Debian's essential ones.
 const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binutils iproute2 \
@@ -97,7 +97,7 @@ pub(crate) struct GuestOptions {
 pub(crate) fn run(options: &GuestOptions) -> ExitCode {
     ExitCode::from(carry_out(options).unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
-        session::GUEST_FAILED
+        GUEST_FAILED
     }))
 }
 

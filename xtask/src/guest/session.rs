@@ -210,9 +210,11 @@ impl Session {
         }
         let now = Instant::now();
         self.timed_out |= now > self.deadline && self.guests.iter().any(|guest| !guest.ended);
-        let failed = !self.going
-            && (now > self.began + BOOT
-                || self.guests.iter().any(|guest| guest.ended && guest.end.status.is_none()));
+        // The others would wait for one that has died.
+        let has_died = |guest: &Guest| {
+            guest.ended && guest.end.status.is_none() && !(self.going && guest.end.excused)
+        };
+        let failed = !self.going && now > self.began + BOOT || self.guests.iter().any(has_died);
         if self.timed_out || failed || children::interrupted() {
             self.guests.iter_mut().for_each(|guest| guest.qemu.signal(Signal::KILL));
         } else if !self.going && self.guests.iter().all(|guest| guest.ready) {

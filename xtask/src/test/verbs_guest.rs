@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::step::{Context, Outcome, Stopped};
 use super::tally::{Repeated, Tally};
 use crate::error::TaskError;
-use crate::guest::{Host, Node, Plan, Wiring};
+use crate::guest::{GUEST_FAILED, Host, Node, Plan, Wiring};
 use crate::workspace::BUILD;
 use What::{C, Shell, Tests};
 use Wiring::{OneGuest, TwoGuests};
@@ -185,23 +185,35 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
     let mut tally = Tally::default();
     // Of a line for the shell, only a failure's last words are printed.
     let (mut words, mut repeated) = (VecDeque::new(), [Repeated::default(), Repeated::default()]);
-    let status = host.run(plan, false, |said| {
-        let line = said.marked(plan.wiring);
-        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-        if said.node == Node(0) && said.stream == Stream::Out {
-            tally.read(&String::from_utf8_lossy(&said.bytes));
+    let mut is_again = false;
+    let status = loop {
+        let status = host.run(plan, false, |said| {
+            let line = said.marked(plan.wiring);
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if said.node == Node(0) && said.stream == Stream::Out {
+                tally.read(&String::from_utf8_lossy(&said.bytes));
+            }
+            if let (Some(repeated), Stream::Out) =
+                (repeated.get_mut(usize::from(said.node.0)), said.stream)
+            {
+                repeated.read(String::from_utf8_lossy(&said.bytes).trim_end());
+            }
+            if !matches!(check.what, Shell(_)) {
+                say!("{line}");
+            }
+            words.push_back(line);
+            words.drain(..words.len().saturating_sub(LAST_WORDS));
+        });
+        // No program ends a kernel without an error of that kernel.
+        if is_again || !matches!(status, Ok(GUEST_FAILED)) {
+            break status;
         }
-        if let (Some(repeated), Stream::Out) =
-            (repeated.get_mut(usize::from(said.node.0)), said.stream)
-        {
-            repeated.read(String::from_utf8_lossy(&said.bytes).trim_end());
-        }
-        if !matches!(check.what, Shell(_)) {
-            say!("{line}");
-        }
-        words.push_back(line);
-        words.drain(..words.len().saturating_sub(LAST_WORDS));
-    });
+        let what = format!("warning: the kernel of a guest died: {} runs again", check.name);
+        say!("{what}");
+        context.repeated.lines.push(what);
+        (is_again, tally) = (true, Tally::default());
+        (words, repeated) = (VecDeque::new(), Default::default());
+    };
     let wanted = check.status;
     let outcome = match status {
         Err(error) => Err(error.to_string()),
