@@ -3,7 +3,7 @@
 use super::At;
 use super::carrier::Carrier;
 use super::in_flight::{Event, InFlight, Run};
-use super::kernel_copy::Pull;
+use super::kernel_copy::{Gathering, Pull};
 use super::landing::Landing;
 use super::port::Port;
 use super::rx::{Means, RxOp};
@@ -21,13 +21,13 @@ use std::sync::atomic::Ordering;
 
 impl Port {
     /// Answers an RTS. Returns a status if the message ends here: an empty one, one that was copied
-    /// at once because it `is_alone`, or an error.
+    /// at once because it came alone, or an error.
     pub(crate) fn accept(
         &self,
         carrier: &Carrier,
         (from, rts): (Rank, Rts),
         mut target: Target,
-        is_alone: bool,
+        gathering: &mut Gathering,
     ) -> Option<Ended> {
         let send_fin = |verdict: TransferVerdict| {
             self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
@@ -65,16 +65,21 @@ impl Port {
             self.receive(carrier, (from, size, target), Ask::Rts(rts.tx));
             return None;
         };
-        let (name, mut run) = (self.transfers.now(), Run::new(carrier, self));
-        let rx = RndvReceiver::copied(name, size, rts.tx);
+        let rx = RndvReceiver::copied(self.transfers.now(), size, rts.tx);
         let rx = RxOp::new(from, target, rx, Means::Pull(Pull::new(rts.addr, memory)));
-        let transfer = self.transfers.table.boxed(InFlight::Rx(rx));
-        if is_alone && self.transfers.pulls.is_empty() {
+        let mut run = Run::new(carrier, self);
+        if !self.transfers.pulls.is_empty() {
+            // It has its turn behind them.
+            run.pull_later(rx, None);
+        } else if gathering.is_alone {
             self.transfers.alone.fetch_add(1, Ordering::AcqRel);
-            run.pull_alone(name, transfer);
+            run.pull_alone(rx);
             self.transfers.alone.fetch_sub(1, Ordering::AcqRel);
         } else {
-            run.pull_later(name, transfer, None);
+            match gathering.take(&self.transfers, rx) {
+                Ok(()) => return None,
+                Err(rx) => run.pull_later(rx, None),
+            }
         }
         let arrival = run.arrivals.pop().map(|(comp, status)| (Some(comp), status));
         let ended = arrival.or_else(|| run.ended.pop_front());
@@ -103,10 +108,9 @@ impl Port {
         ask: Ask,
     ) -> u64 {
         let name = self.transfers.now();
-        let transfer = RxOp::new(from, target, RndvReceiver::new(name, size, ask), Means::None);
+        let rx = RxOp::new(from, target, RndvReceiver::new(name, size, ask), Means::None);
         let mut run = Run::new(carrier, self);
-        let transfer = self.transfers.table.boxed(InFlight::Rx(transfer));
-        run.begin(name, transfer, Some(Event::Begin));
+        run.begin(name, InFlight::Rx(rx), Some(Event::Begin));
         run.tell_later();
         name
     }

@@ -124,8 +124,7 @@ impl Flush {
     pub(crate) fn begin(self, carrier: &Carrier, device: &Port) {
         let name = device.transfers.now();
         let mut run = Run::new(carrier, device);
-        let transfer = device.transfers.table.boxed(InFlight::Flush(self));
-        run.begin(name, transfer, Some(Event::Go));
+        run.begin(name, InFlight::Flush(self), Some(Event::Go));
         run.tell_later();
     }
 
@@ -217,7 +216,7 @@ impl<'a> Run<'a> {
 
     /// Adds a transfer, which then handles `event`. One whose peer is gone ends; a flush does when
     /// the operations before it have.
-    pub(super) fn begin(&mut self, name: u64, transfer: Box<InFlight>, event: Option<Event>) {
+    pub(super) fn begin(&mut self, name: u64, transfer: InFlight, event: Option<Event>) {
         let (at, deadline) = ((transfer.peer(), name), transfer.deadline());
         match self.device.transfers.table.add(name, transfer, event.is_some()) {
             Ok(out) => {

@@ -1,16 +1,17 @@
 //! Messages that the kernel copies here from their sender's memory.
 
-use super::At;
 use super::in_flight::{Event, InFlight, Run};
 use super::rx::RxOp;
 use super::share::{ASK_AHEAD, is_worth_it};
+use super::{At, Transfers};
 use crate::names::Rank;
-use crate::op::{Flow, OpEntry};
+use crate::op::Flow;
 use crate::peer::shares::{MOST, OtherPieces, Share};
 use carrack_transports::contract::{PeerMemory, PeerMemoryError};
 use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Messages that are copied by one call of the kernel, at most.
 const TOGETHER: usize = 16;
@@ -164,6 +165,65 @@ impl Pull {
     }
 }
 
+/// Messages of one batch that the kernel copies as soon as the batch is delivered. They are not in
+/// the table meanwhile.
+#[derive(Default)]
+pub(crate) struct Gathering {
+    /// `true` while the only message of a batch is delivered: it is copied at once.
+    pub(super) is_alone: bool,
+    is_open: bool,
+    messages: Vec<RxOp>,
+    bytes: usize,
+}
+
+impl Gathering {
+    /// Begins with a batch of `len` events. `room` is what an earlier batch has left.
+    #[inline]
+    pub(crate) fn begin(&mut self, len: usize, room: &mut Vec<RxOp>) {
+        *self =
+            Self { is_alone: len == 1, is_open: len > 1, messages: std::mem::take(room), bytes: 0 };
+    }
+
+    /// Ends with the batch, and returns its messages.
+    #[inline]
+    pub(crate) fn end(&mut self) -> Vec<RxOp> {
+        self.is_open = false;
+        std::mem::take(&mut self.messages)
+    }
+
+    /// Takes a message that needs no help of its sender, or returns it. Two calls of the kernel
+    /// copy those that it takes: more would keep the thread from other work.
+    pub(super) fn take(&mut self, transfers: &Transfers, mut rx: RxOp) -> Result<(), RxOp> {
+        let (size, has_room) = (rx.size(), self.is_open && self.messages.len() < 2 * TOGETHER);
+        let can_go = |(pull, _): (&mut Pull, _)| pull.can_go_with_others(size);
+        if !has_room || self.bytes + size > 2 * MOST || !rx.pull().is_some_and(can_go) {
+            return Err(rx);
+        }
+        if self.messages.is_empty() {
+            transfers.alone.fetch_add(1, Ordering::AcqRel);
+        }
+        self.bytes += size;
+        self.messages.push(rx);
+        Ok(())
+    }
+}
+
+/// The copy of a message, its buffer, and the bytes of the message.
+type Parts<'a> = (&'a mut Pull, Option<&'a mut Buffer>, usize);
+
+/// Copies messages of one peer by one call of the kernel. Returns how many it has copied.
+fn copy_together<'a>(messages: impl Iterator<Item = Option<Parts<'a>>>) -> usize {
+    let (mut memory, mut places) = (None, Vec::with_capacity(TOGETHER));
+    for parts in messages {
+        let Some((pull, buffer, size)) = parts else { return 0 };
+        memory.get_or_insert_with(|| pull.memory.clone());
+        let addr = pull.addr;
+        let Some(room) = pull.room(buffer, size) else { return 0 };
+        places.push((addr, room));
+    }
+    memory.map_or(0, |memory| memory.read_many(&places).unwrap_or(0))
+}
+
 /// A message that was taken out of the table to be copied.
 struct Out {
     at: At,
@@ -171,12 +231,11 @@ struct Out {
 }
 
 impl Out {
-    /// Returns the copy, its buffer, and the bytes of the message.
-    fn parts(&mut self) -> Option<(&mut Pull, Option<&mut Buffer>, usize)> {
-        let InFlight::Rx(rx) = &mut *self.transfer else { return None };
-        let size = rx.size();
-        let (pull, buffer) = rx.pull()?;
-        Some((pull, buffer, size))
+    fn parts(&mut self) -> Option<Parts<'_>> {
+        match &mut *self.transfer {
+            InFlight::Rx(rx) => rx.parts(),
+            _ => None,
+        }
     }
 
     fn can_go_with_others(&mut self) -> Option<usize> {
@@ -188,38 +247,55 @@ impl Out {
 impl Run<'_> {
     /// Lets the kernel copy a message that comes alone, at once. Only one that is not all there
     /// then is added to the table, and waits for its next turn.
-    pub(super) fn pull_alone(&mut self, name: u64, mut transfer: Box<InFlight>) {
-        let InFlight::Rx(rx) = &mut *transfer else { return };
-        self.ask_for_help(rx, true);
+    pub(super) fn pull_alone(&mut self, mut rx: RxOp) {
+        self.ask_for_help(&mut rx, true);
         let budget = &mut { MOST };
-        let mut step = self.pull(rx, budget);
+        let mut step = self.pull(&mut rx, budget);
         let awaits_others = |rx: &mut RxOp| rx.pull().is_some_and(|(pull, _)| pull.awaits_others());
-        if matches!(step, Some(PullStep::Waits)) && awaits_others(rx) {
-            step = self.pull(rx, budget);
+        if matches!(step, Some(PullStep::Waits)) && awaits_others(&mut rx) {
+            step = self.pull(&mut rx, budget);
         }
         match step {
             Some(PullStep::Ended) => {
                 rx.pulled(self, PullStep::Ended);
-                let peer = rx.peer();
-                self.device.transfers.table.recycle(peer, transfer);
             }
-            step => self.pull_later(name, transfer, step),
+            step => self.pull_later(rx, step),
         }
+    }
+
+    /// Lets the kernel copy the messages of a batch, those of one peer by one call. One that it does
+    /// not copy so is added to the table, and waits for its turn.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn pull_gathered(&mut self, messages: &mut Vec<RxOp>) {
+        while let Some(from) = messages.first().map(RxOp::peer) {
+            let first = messages.iter().take(TOGETHER);
+            let count = first.take_while(|rx| rx.peer() == from).count();
+            let done = copy_together(messages[..count].iter_mut().map(RxOp::parts));
+            for rx in &mut messages[..done] {
+                rx.pulled(self, PullStep::Ended);
+            }
+            messages.drain(..done);
+            if done < count {
+                let mut rx = messages.remove(0);
+                if let Some((pull, _)) = rx.pull() {
+                    // Its own copy will report the error.
+                    pull.is_apart = true;
+                }
+                self.pull_later(rx, None);
+            }
+        }
+        self.device.transfers.alone.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Adds a message to the table, after a step of its copy if there was one, and to those that
     /// the kernel copies.
-    pub(super) fn pull_later(
-        &mut self,
-        name: u64,
-        transfer: Box<InFlight>,
-        step: Option<PullStep>,
-    ) {
-        let (from, has_failed) = (transfer.peer(), matches!(step, Some(PullStep::Failed(_))));
-        self.begin(name, transfer, step.map(Event::Pulled));
+    pub(super) fn pull_later(&mut self, rx: RxOp, step: Option<PullStep>) {
+        let (at, has_failed) = (rx.at(), matches!(step, Some(PullStep::Failed(_))));
+        self.begin(at.1, InFlight::Rx(rx), step.map(Event::Pulled));
         if !has_failed {
             let mut pulls = self.device.transfers.pulls.lock();
-            pulls.push_back((from, name));
+            pulls.push_back(at);
             self.device.transfers.pulls.set_count(pulls.len());
         }
     }
@@ -320,14 +396,7 @@ impl Run<'_> {
             return false;
         }
         let mut many: Vec<_> = turn.drain(..count).collect();
-        let memory = many[0].parts().map(|(pull, ..)| pull.memory.clone());
-        let places = many.iter_mut().map(|out| {
-            let (pull, buffer, size) = out.parts()?;
-            Some((pull.addr, pull.room(buffer, size)?))
-        });
-        let places: Option<Vec<_>> = places.collect();
-        let done =
-            memory.zip(places).map_or(0, |(memory, places)| memory.read_many(&places).unwrap_or(0));
+        let done = copy_together(many.iter_mut().map(Out::parts));
         let mut left = many.split_off(done);
         if let Some((pull, ..)) = left.first_mut().and_then(Out::parts) {
             // Its own copy will report the error.
@@ -393,20 +462,26 @@ mod tests {
     struct Sevens {
         is_ready: AtomicBool,
         fails: bool,
+        /// Messages that one call copies.
+        together: usize,
     }
 
     impl Sevens {
         fn new(is_ready: bool, fails: bool) -> Arc<Self> {
-            Arc::new(Self { is_ready: is_ready.into(), fails })
+            Arc::new(Self { is_ready: is_ready.into(), fails, together: usize::MAX })
         }
     }
 
     /// Returns the pull of 8 bytes from `memory` into a receive.
-    fn pull_of(name: u64, memory: &Arc<Sevens>) -> Box<InFlight> {
-        let op = OpContext::of_runtime(ME, Tag(1), 8, None);
+    fn pull_of(name: u64, memory: &Arc<Sevens>) -> RxOp {
+        pull_from(ME, name, memory)
+    }
+
+    fn pull_from(from: Rank, name: u64, memory: &Arc<Sevens>) -> RxOp {
+        let op = OpContext::of_runtime(from, Tag(1), 8, None);
         let target = Target::Receive { buffer: Buffer::Vec(vec![0; 8]), op };
         let means = Means::Pull(Pull::new(0x1000, memory.clone()));
-        Box::new(InFlight::Rx(RxOp::new(ME, target, RndvReceiver::copied(name, 8, 5), means)))
+        RxOp::new(from, target, RndvReceiver::copied(name, 8, 5), means)
     }
 
     impl PeerMemory for Sevens {
@@ -426,8 +501,9 @@ mod tests {
             false
         }
 
-        fn read_many(&self, _: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError> {
-            unreachable!("one message at a time")
+        fn read_many(&self, places: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError> {
+            // It leaves the bytes, by which the test tells these copies from others.
+            Ok(places.len().min(self.together))
         }
 
         fn write(&self, _: u64, _: MemRef<'_>) -> Result<(), PeerMemoryError> {
@@ -441,7 +517,7 @@ mod tests {
         let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
         let at = (ME, device.transfers.now());
         let mut run = Run::new(core, device);
-        run.pull_later(at.1, pull_of(at.1, &Sevens::new(true, false)), None);
+        run.pull_later(pull_of(at.1, &Sevens::new(true, false)), None);
         let turn = |out: Option<Box<InFlight>>| {
             let mut run = Run::new(core, device);
             match out {
@@ -464,7 +540,7 @@ mod tests {
         let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
         let pull = |memory: &Arc<Sevens>| {
             let (name, mut run) = (device.transfers.now(), Run::new(core, device));
-            run.pull_alone(name, pull_of(name, memory));
+            run.pull_alone(pull_of(name, memory));
             (run.into_ended(), device.transfers.table.count(), device.transfers.pulls.count())
         };
         let bytes = |ended: &[crate::op::Ended]| match ended {
@@ -487,6 +563,49 @@ mod tests {
         let [(_, status)] = &ended[..] else { panic!("it has not ended") };
         assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })));
         assert_eq!((in_table, pulls), (0, 0));
+    }
+
+    #[test]
+    fn messages_of_a_batch_are_copied_together_and_those_that_cannot_be_have_a_turn_of_their_own() {
+        let ranks = Runtime::in_process(2).unwrap();
+        let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
+        let (whole, late) = (Sevens::new(true, false), Sevens::new(false, false));
+        let parted = Arc::new(Sevens { is_ready: true.into(), fails: false, together: 1 });
+        let (mut gathering, mut room) = (Gathering::default(), Vec::new());
+        let gather = |gathering: &mut Gathering, from, memory| {
+            gathering.take(&device.transfers, pull_from(Rank(from), device.transfers.now(), memory))
+        };
+        assert!(gather(&mut gathering, 0, &whole).is_err(), "no batch is delivered");
+        gathering.begin(1, &mut room);
+        assert!(gathering.is_alone && gather(&mut gathering, 0, &whole).is_err());
+        gathering.begin(9, &mut room);
+        assert!(gather(&mut gathering, 0, &late).is_err(), "its memory is not ready");
+        for (from, memory) in [(0, &whole), (0, &whole), (1, &parted), (1, &parted), (0, &whole)] {
+            assert!(gather(&mut gathering, from, memory).is_ok());
+        }
+        let alone = || device.transfers.alone.load(Ordering::SeqCst);
+        assert_eq!((alone(), device.transfers.table.count()), (1, 0));
+        room = gathering.end();
+        assert!(gather(&mut gathering, 0, &whole).is_err(), "the batch has ended");
+
+        let ended = |run: Run<'_>| -> Vec<_> {
+            let ended = run.into_ended().into_iter();
+            ended.map(|(_, status)| (status.rank.0, status.bytes().unwrap()[0])).collect()
+        };
+        let mut run = Run::new(core, device);
+        run.pull_gathered(&mut room);
+        assert_eq!(ended(run), [(0, 0), (0, 0), (1, 0), (0, 0)]);
+        assert!(room.is_empty() && alone() == 0);
+        let mut run = Run::new(core, device);
+        run.move_pulls();
+        assert_eq!((ended(run), device.transfers.table.count()), (vec![(1, 7)], 0));
+
+        gathering.begin(99, &mut room);
+        let taken = (0..99).filter(|_| gather(&mut gathering, 0, &whole).is_ok()).count();
+        assert_eq!(taken, 2 * TOGETHER);
+        let mut run = Run::new(core, device);
+        run.pull_gathered(&mut gathering.end());
+        assert_eq!(ended(run).len(), taken);
     }
 
     struct SingleSplit(Split);

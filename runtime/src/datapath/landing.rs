@@ -2,7 +2,7 @@
 
 use super::carrier::Carrier;
 use super::port::Port;
-use super::{Carried, Moving, Target};
+use super::{Carried, Gathering, Moving, Target};
 use crate::chores::{Chore, Chores, Waiting};
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
@@ -206,13 +206,12 @@ fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing
 
 impl Port {
     /// Puts a message into the buffer of the receive that it met. Returns the completion object
-    /// and its status, or `None` if an engine or the kernel copies the bytes. An offer that
-    /// `is_alone` is copied at once.
+    /// and its status, or `None` if an engine or the kernel copies the bytes.
     pub(crate) fn land(
         &self,
         carrier: &Carrier,
         (message, receive): (Unexpected, Receive),
-        is_alone: bool,
+        gathering: &mut Gathering,
     ) -> Option<Ended> {
         let Unexpected { from, tag, content } = message;
         let Receive { mut buffer, op } = receive;
@@ -221,7 +220,7 @@ impl Port {
             Content::Here(payload) => payload,
             Content::Offered(rts, _) => {
                 let target = Target::Receive { buffer, op };
-                return self.accept(carrier, (from, rts), target, is_alone);
+                return self.accept(carrier, (from, rts), target, gathering);
             }
         };
         let size = payload.len();

@@ -15,7 +15,7 @@
 
 use super::in_flight::Run;
 use super::landing::{Landing, Owed};
-use super::{Moving, Target, Transfers};
+use super::{Gathering, Moving, Target, Transfers};
 use crate::chores::Waiting;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
@@ -242,7 +242,8 @@ impl Run<'_> {
         let asked = PiecesRequest { tx, region, count, wanted };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let rts = Rts { size: size as u64, tx, addr, mapped: None };
-        if let Some(ended) = self.device.accept(self.carrier, (from, rts), target, false) {
+        let apart = &mut Gathering::default();
+        if let Some(ended) = self.device.accept(self.carrier, (from, rts), target, apart) {
             self.end(ended);
         }
     }

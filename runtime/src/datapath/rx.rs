@@ -84,6 +84,12 @@ impl RxOp {
         }
     }
 
+    /// Returns the same, and the bytes of the message.
+    pub(super) fn parts(&mut self) -> Option<(&mut Pull, Option<&mut Buffer>, usize)> {
+        let size = self.size();
+        self.pull().map(|(pull, buffer)| (pull, buffer, size))
+    }
+
     pub(super) fn pending(&self) -> PendingOp {
         let size = self.rx.size() as u64;
         let (what, waits_for) = match &self.means {
@@ -148,7 +154,8 @@ impl RxOp {
         self.handle(run, event, fragment, error)
     }
 
-    fn at(&self) -> At {
+    /// Returns its peer and its name.
+    pub(super) fn at(&self) -> At {
         (self.from, self.rx.name())
     }
 

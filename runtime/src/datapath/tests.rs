@@ -48,7 +48,7 @@ fn a_deadline_is_noted_when_its_operation_can_be_found() {
             (device.transfers.now(), Target::Get { buffer: vec![0; 8].into(), op: operation });
         let rx = RxOp::new(peer, target, RndvReceiver::new(name, 8, Ask::Elsewhere), Means::None);
         let mut run = Run::new(core, device);
-        run.begin(name, Box::new(InFlight::Rx(rx)), None);
+        run.begin(name, InFlight::Rx(rx), None);
         run.into_ended()
     };
     // One that is not taken shows whether the time was noted first. Another thread would then look

@@ -494,7 +494,6 @@ impl Transfers {
         let at = (op.rank, name);
         let taken = std::mem::take(bytes);
         let transfer = InFlight::Tx(TxOp::offered(name, op, taken, Duty::Message));
-        let transfer = self.table.boxed(transfer);
         // The entry comes first: another thread may get the answer before this call returns.
         if let Err((transfer, cause)) = self.table.insert(name, transfer) {
             restore(*transfer, bytes);
@@ -555,7 +554,7 @@ impl Port {
         let control = request(name, address(&bytes));
         let transfer = TxOp::offered(name, op, bytes, Duty::Memory);
         let mut run = Run::new(carrier, self);
-        run.begin(name, self.transfers.table.boxed(InFlight::Tx(transfer)), None);
+        run.begin(name, InFlight::Tx(transfer), None);
         run.tell_later();
         self.control(carrier, peer, control);
     }
@@ -573,7 +572,6 @@ impl Port {
         let op = OpContext::of_runtime(peer, tag, bytes.len(), comp);
         let name = name_of_answer(rx);
         let tx = RndvSender::answer(name, bytes.len(), rx, limit);
-        let transfer = self.transfers.table.boxed(InFlight::Tx(TxOp::new(op, bytes, tx)));
-        run.begin(name, transfer, Some(Event::Begin));
+        run.begin(name, InFlight::Tx(TxOp::new(op, bytes, tx)), Some(Event::Begin));
     }
 }

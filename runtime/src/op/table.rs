@@ -17,9 +17,7 @@ use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::emptied;
 use carrack_transports::sync::biased_lock::{BiasedGuard, BiasedLock};
-use std::collections::hash_map::Entry::Vacant;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -86,12 +84,13 @@ pub(crate) struct OpTable<E: OpEntry> {
 }
 
 struct OpShard<E: OpEntry> {
-    slots: HashMap<(Rank, u64), OpSlot<E>, BuildHasherDefault<KeyHasher>>,
+    slots: OpSlots<E>,
     down: HashMap<Rank, DownCause>,
     spares: Vec<Box<MaybeUninit<E>>>,
 }
 
 struct OpSlot<E: OpEntry> {
+    at: (Rank, u64),
     kind: OpKind,
     /// Deadline, until it has passed once.
     deadline: Deadline,
@@ -102,33 +101,10 @@ struct OpSlot<E: OpEntry> {
     events: Option<Box<VecDeque<E::Event>>>,
 }
 
-/// Hashes a peer and a name. The ranks of a job give each other consecutive names.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u32(&mut self, rank: u32) {
-        self.write_u64(u64::from(rank));
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        // The map looks at the upper bits, too.
-        self.0 = (self.0.rotate_left(32) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
 impl<E: OpEntry> Default for OpTable<E> {
     fn default() -> Self {
         let shard = |_| {
-            let (slots, down, spares) = (HashMap::default(), HashMap::new(), Vec::new());
+            let (slots, down, spares) = (OpSlots::new(), HashMap::new(), Vec::new());
             BiasedLock::new(OpShard { slots, down, spares })
         };
         Self {
@@ -150,30 +126,11 @@ impl<E: OpEntry> OpTable<E> {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns an operation in a box.
-    pub(crate) fn boxed(&self, entry: E) -> Box<E> {
-        let spare = self.shard(entry.peer()).spares.pop();
-        match spare {
-            Some(spare) => Box::write(spare, entry),
-            None => Box::new(entry),
-        }
-    }
-
-    /// Drops an operation with a `peer`, and keeps its box.
-    pub(crate) fn recycle(&self, peer: Rank, entry: Box<E>) {
-        // Without the lock: a buffer may run code of the user.
-        let spare = emptied(entry);
-        let mut shard = self.shard(peer);
-        if shard.spares.len() < SPARES {
-            shard.spares.push(spare);
-        }
-    }
-
     /// Adds an operation.
     ///
     /// # Errors
     /// Its peer is gone; or, without a cause, the name is taken.
-    pub(crate) fn insert(&self, name: u64, entry: Box<E>) -> Result<(), RefusedOp<E>> {
+    pub(crate) fn insert(&self, name: u64, entry: E) -> Result<(), RefusedOp<E>> {
         self.add(name, entry, false).map(|_| ())
     }
 
@@ -185,19 +142,27 @@ impl<E: OpEntry> OpTable<E> {
     pub(crate) fn add(
         &self,
         name: u64,
-        entry: Box<E>,
+        entry: E,
         is_out: bool,
     ) -> Result<Option<Box<E>>, RefusedOp<E>> {
         let (peer, kind, deadline) = (entry.peer(), entry.kind(), entry.deadline());
         let mut shard = self.shard(peer);
+        let shard = &mut *shard;
         if kind != OpKind::Flush
             && let Some(cause) = shard.down.get(&peer).cloned()
         {
-            return Err((entry, Some(cause)));
+            return Err((Box::new(entry), Some(cause)));
         }
-        let Vacant(place) = shard.slots.entry((peer, name)) else { return Err((entry, None)) };
+        let Some(place) = shard.slots.vacant((peer, name)) else {
+            return Err((Box::new(entry), None));
+        };
+        let entry = match shard.spares.pop() {
+            Some(spare) => Box::write(spare, entry),
+            None => Box::new(entry),
+        };
         let (entry, out) = if is_out { (None, Some(entry)) } else { (Some(entry), None) };
-        place.insert(OpSlot { kind, deadline, entry, events: None });
+        *place = Some(OpSlot { at: (peer, name), kind, deadline, entry, events: None });
+        shard.slots.len += 1;
         self.count.fetch_add(1, Ordering::AcqRel);
         Ok(out)
     }
@@ -205,7 +170,7 @@ impl<E: OpEntry> OpTable<E> {
     /// Takes an operation out to carry it on, or leaves the event to the thread that does so.
     pub(crate) fn take(&self, at: (Rank, u64), event: E::Event) -> Taken<E> {
         let mut shard = self.shard(at.0);
-        let Some(slot) = shard.slots.get_mut(&at) else { return Taken::Unknown(event) };
+        let Some(slot) = shard.slots.get_mut(at) else { return Taken::Unknown(event) };
         match slot.entry.take() {
             Some(entry) => Taken::Out(entry, event),
             None => {
@@ -217,18 +182,18 @@ impl<E: OpEntry> OpTable<E> {
 
     /// Returns `true` if there is such an operation.
     pub(crate) fn has(&self, at: (Rank, u64)) -> bool {
-        self.shard(at.0).slots.contains_key(&at)
+        self.shard(at.0).slots.find(at).is_some()
     }
 
     /// Takes an operation out, if no other thread carries it on.
     pub(crate) fn try_take(&self, at: (Rank, u64)) -> Option<Box<E>> {
-        self.shard(at.0).slots.get_mut(&at)?.entry.take()
+        self.shard(at.0).slots.get_mut(at)?.entry.take()
     }
 
     /// Puts an operation back, unless an event has come for it: then the caller handles that.
     fn put_back(&self, at: (Rank, u64), entry: Box<E>) -> Option<(Box<E>, E::Event)> {
         let mut shard = self.shard(at.0);
-        let slot = shard.slots.get_mut(&at)?;
+        let slot = shard.slots.get_mut(at)?;
         if let Some(event) = slot.events.as_mut().and_then(|events| events.pop_front()) {
             return Some((entry, event));
         }
@@ -238,12 +203,26 @@ impl<E: OpEntry> OpTable<E> {
 
     /// Removes an operation that the caller has taken out, and that has ended.
     pub(crate) fn remove(&self, at: (Rank, u64)) {
-        let slot = self.shard(at.0).slots.remove(&at);
-        if slot.is_some() {
-            self.count.fetch_sub(1, Ordering::AcqRel);
+        // Dropped without the lock: the payload of an event may run code of the user.
+        let _slot = self.take_slot(&mut self.shard(at.0), at);
+    }
+
+    /// Removes an operation that the caller has taken out, and that has ended, and keeps its box.
+    fn end(&self, at: (Rank, u64), entry: Box<E>) {
+        // Without the lock, as above: so may a buffer.
+        let spare = emptied(entry);
+        let mut shard = self.shard(at.0);
+        let _slot = self.take_slot(&mut shard, at);
+        if shard.spares.len() < SPARES {
+            shard.spares.push(spare);
         }
-        // Its events are dropped without the lock: a payload may run code of the user.
-        drop(slot);
+        drop(shard);
+    }
+
+    fn take_slot(&self, shard: &mut OpShard<E>, at: (Rank, u64)) -> Option<OpSlot<E>> {
+        let slot = shard.slots.remove(at)?;
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        Some(slot)
     }
 
     /// Handles an event, and those that come meanwhile. Returns the event if there is no such
@@ -279,16 +258,20 @@ impl<E: OpEntry> OpTable<E> {
             entry = out;
             flow = carry_on(&mut entry, event);
         }
-        self.remove(at);
-        self.recycle(at.0, entry);
+        self.end(at, entry);
     }
 
     /// Notes that a peer is gone, and returns the names of its operations.
     pub(crate) fn fail(&self, peer: Rank, cause: &DownCause) -> Vec<u64> {
         let mut shard = self.shard(peer);
         shard.down.entry(peer).or_insert_with(|| cause.clone());
-        let mut names: Vec<_> =
-            shard.slots.keys().filter(|at| at.0 == peer).map(|at| at.1).collect();
+        let mut names: Vec<_> = shard
+            .slots
+            .all()
+            .map(|slot| slot.at)
+            .filter(|at| at.0 == peer)
+            .map(|at| at.1)
+            .collect();
         // Operations end in the order in which they began.
         names.sort_unstable();
         names
@@ -298,10 +281,10 @@ impl<E: OpEntry> OpTable<E> {
     pub(crate) fn expire(&self, now: Deadline, left: &Deadlines) -> Vec<(Rank, u64)> {
         let mut late = Vec::new();
         for shard in &self.shards {
-            for (&at, slot) in &mut shard.lock().slots {
+            for slot in shard.lock().slots.places.iter_mut().flatten() {
                 if left.passes(slot.deadline, now) {
                     slot.deadline = Deadline::NEVER;
-                    late.push(at);
+                    late.push(slot.at);
                 }
             }
         }
@@ -310,7 +293,7 @@ impl<E: OpEntry> OpTable<E> {
 
     /// Gives an operation that cannot end yet a further deadline.
     pub(crate) fn expect_by(&self, at: (Rank, u64), deadline: Deadline) {
-        if let Some(slot) = self.shard(at.0).slots.get_mut(&at) {
+        if let Some(slot) = self.shard(at.0).slots.get_mut(at) {
             slot.deadline = deadline;
         }
     }
@@ -319,11 +302,12 @@ impl<E: OpEntry> OpTable<E> {
     pub(crate) fn drain(&self) -> Vec<Box<E>> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            all.extend(std::mem::take(&mut shard.lock().slots));
+            let slots = std::mem::replace(&mut shard.lock().slots, OpSlots::new());
+            all.extend(slots.places.into_iter().flatten());
         }
         self.count.store(0, Ordering::Release);
-        all.sort_unstable_by_key(|(at, _)| at.1);
-        all.into_iter().filter_map(|(_, slot)| slot.entry).collect()
+        all.sort_unstable_by_key(|slot| slot.at.1);
+        all.into_iter().filter_map(|slot| slot.entry).collect()
     }
 
     /// Returns the number of operations, which other threads may have changed since.
@@ -337,22 +321,117 @@ impl<E: OpEntry> OpTable<E> {
         if self.count() == 0 {
             return 0;
         }
-        let shard = self.shard(peer);
-        let is_meant =
-            |(at, slot): &(&(Rank, u64), &OpSlot<E>)| at.0 == peer && is_meant(at.1, slot.kind);
-        shard.slots.iter().filter(is_meant).count()
+        let is_meant = |slot: &&OpSlot<E>| slot.at.0 == peer && is_meant(slot.at.1, slot.kind);
+        self.shard(peer).slots.all().filter(is_meant).count()
     }
 
     /// Calls `each` with every operation that no thread carries on at the moment.
     pub(crate) fn each(&self, mut each: impl FnMut(&E)) {
         for shard in &self.shards {
-            shard
-                .lock()
-                .slots
-                .values()
-                .filter_map(|slot| slot.entry.as_deref())
-                .for_each(&mut each);
+            shard.lock().slots.all().filter_map(|slot| slot.entry.as_deref()).for_each(&mut each);
         }
+    }
+}
+
+/// Operations by peer and name: an operation has the place of its hash, or one behind it, with none
+/// free between.
+struct OpSlots<E: OpEntry> {
+    /// A power of two, or none. At least half are free.
+    places: Vec<Option<OpSlot<E>>>,
+    len: usize,
+    /// Bits of a hash that do not count.
+    shift: u32,
+}
+
+impl<E: OpEntry> OpSlots<E> {
+    /// Places of a shard with an operation, at least.
+    const LEAST: usize = 32;
+
+    const fn new() -> Self {
+        Self { places: Vec::new(), len: 0, shift: 0 }
+    }
+
+    /// Returns the place of an operation by its hash. Ranks give consecutive names: the golden
+    /// ratio (Knuth, The Art of Computer Programming 3, 6.4) spreads them evenly.
+    #[inline]
+    fn home(&self, (peer, name): (Rank, u64)) -> usize {
+        let hash = (name ^ u64::from(peer.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (hash >> self.shift) as usize
+    }
+
+    #[inline]
+    fn after(&self, place: usize) -> usize {
+        (place + 1) & (self.places.len() - 1)
+    }
+
+    /// Returns where an operation is, or the free place where it would be.
+    #[inline]
+    fn search(&self, at: (Rank, u64)) -> Result<usize, usize> {
+        let mut place = self.home(at);
+        loop {
+            match &self.places[place] {
+                Some(slot) if slot.at == at => return Ok(place),
+                Some(_) => place = self.after(place),
+                None => return Err(place),
+            }
+        }
+    }
+
+    #[inline]
+    fn find(&self, at: (Rank, u64)) -> Option<usize> {
+        if self.len == 0 { None } else { self.search(at).ok() }
+    }
+
+    #[inline]
+    fn get_mut(&mut self, at: (Rank, u64)) -> Option<&mut OpSlot<E>> {
+        let place = self.find(at)?;
+        self.places[place].as_mut()
+    }
+
+    /// Returns the free place for an operation, unless there is one of its name. The caller fills
+    /// it and counts the operation.
+    #[inline]
+    fn vacant(&mut self, at: (Rank, u64)) -> Option<&mut Option<OpSlot<E>>> {
+        if self.places.len() <= 2 * self.len {
+            self.grow();
+        }
+        let place = self.search(at).err()?;
+        Some(&mut self.places[place])
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let more = Self::LEAST.max(2 * self.places.len());
+        let old = std::mem::take(&mut self.places);
+        self.shift = u64::BITS - more.trailing_zeros();
+        self.places.resize_with(more, || None);
+        for slot in old.into_iter().flatten() {
+            if let Err(place) = self.search(slot.at) {
+                self.places[place] = Some(slot);
+            }
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, at: (Rank, u64)) -> Option<OpSlot<E>> {
+        let mut hole = self.find(at)?;
+        let removed = self.places[hole].take();
+        self.len -= 1;
+        // Those behind it move up, unless that would be before their own place.
+        let (mut next, mask) = (self.after(hole), self.places.len() - 1);
+        while let Some(slot) = &self.places[next] {
+            let home = self.home(slot.at);
+            if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
+                self.places.swap(hole, next);
+                hole = next;
+            }
+            next = self.after(next);
+        }
+        removed
+    }
+
+    fn all(&self) -> impl Iterator<Item = &OpSlot<E>> {
+        self.places.iter().flatten()
     }
 }
 
@@ -386,9 +465,9 @@ mod tests {
         }
     }
 
-    fn op(peer: u32) -> Box<TestOp> {
+    fn op(peer: u32) -> TestOp {
         let (kind, deadline) = (OpKind::Message, Deadline::NEVER);
-        Box::new(TestOp { peer: Rank(peer), kind, deadline, seen: Vec::new() })
+        TestOp { peer: Rank(peer), kind, deadline, seen: Vec::new() }
     }
 
     #[test]
@@ -444,6 +523,36 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_is_found_among_others_until_it_is_removed() {
+        // Ranks of one shard; names that follow each other, and those of answers.
+        let peers = [1, 1 + SHARDS as u32, 1 + 40 * SHARDS as u32];
+        let mut random = 7_u64;
+        let mut next = move |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        let (table, mut there) = (OpTable::<TestOp>::default(), Vec::new());
+        for round in 0..20_000_u64 {
+            let at =
+                (Rank(peers[next(3) as usize]), (round - next(round.min(300) + 1)) | next(2) << 63);
+            let is_there = there.contains(&at);
+            assert_eq!(table.has(at), is_there);
+            assert_eq!(table.insert(at.1, op(at.0.0)).is_err(), is_there, "{at:?}");
+            if !is_there {
+                there.push(at);
+            }
+            // At most 200 at a time, and none again and again.
+            while there.len() as u64 > if round % 1000 < 500 { next(200) } else { 0 } {
+                let at = there.swap_remove(next(there.len() as u64) as usize);
+                let out = table.try_take(at).unwrap();
+                assert_eq!(out.peer, at.0);
+                table.give_back(at, out, Flow::Ends, |_, _| unreachable!("no event has come"));
+            }
+            assert_eq!(table.count(), there.len());
+        }
+    }
+
+    #[test]
     fn an_operation_hears_of_its_peers_end_or_is_refused() {
         let table = OpTable::default();
         let (names, same_shard) = ([(); 4].map(|()| table.name()), 1 + SHARDS as u32);
@@ -454,7 +563,7 @@ mod tests {
         let (back, cause) = table.insert(table.name(), op(1)).err().unwrap();
         assert_eq!((back.peer, cause), (Rank(1), Some(DownCause::Closed)));
         assert!(table.insert(table.name(), op(same_shard)).is_ok(), "its shard's others stay");
-        let flush = Box::new(TestOp { kind: OpKind::Flush, ..*op(1) });
+        let flush = TestOp { kind: OpKind::Flush, ..op(1) };
         assert!(table.insert(table.name(), flush).is_ok(), "it ends by itself");
         assert_eq!(table.count_of(Rank(1), |_, kind| kind == OpKind::Message), 2);
         assert_eq!(table.count_of(Rank(1), |name, _| name < names[2]), 1);
@@ -466,7 +575,7 @@ mod tests {
         let (table, left) = (OpTable::default(), Deadlines::new(&Chores::default()));
         let early = Deadline::after(Duration::from_millis(1));
         let names = [table.name(), table.name()];
-        table.insert(names[0], Box::new(TestOp { deadline: early, ..*op(3) })).ok().unwrap();
+        table.insert(names[0], TestOp { deadline: early, ..op(3) }).ok().unwrap();
         table.insert(names[1], op(3)).ok().unwrap();
         let now = Deadline::after(Duration::from_secs(1));
         assert_eq!(table.expire(now, &left), [(Rank(3), names[0])]);

@@ -81,7 +81,15 @@ impl Core {
         let mut scratch = take_scratch().unwrap_or_else(|| {
             let batch = batch(self.settings.poll_batch());
             let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
-            Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
+            Box::new(Scratch {
+                batch,
+                met,
+                runtime: 0,
+                comps,
+                ended,
+                gathered: Vec::new(),
+                calls: 0,
+            })
         });
         if scratch.runtime != self.id {
             scratch.runtime = self.id;
@@ -100,7 +108,7 @@ impl Core {
         if scratch.calls.is_multiple_of(NOW_AND_THEN) {
             self.look_after_domains();
         }
-        let mut pass = Pass { inner: self, device, error: None, moved: false, is_alone: false };
+        let mut pass = Pass::new(self, device);
         pass.run(&mut scratch);
         keep_scratch(scratch);
         if pass.moved {

@@ -26,12 +26,18 @@ impl Pass<'_> {
         if self.device.undelivered.is_empty() && self.device.lands_on_host {
             self.deliver_small(scratch);
         }
-        let Scratch { batch, met, comps, .. } = scratch;
+        let Scratch { batch, met, comps, gathered, .. } = scratch;
         // The batch is empty most of the time, and an empty drain takes as long as a message.
         if !batch.is_empty() {
-            self.is_alone = batch.len() == 1;
+            self.gathering.begin(batch.len(), gathered);
             for event in batch.drain() {
                 self.deliver_event(event, transport, met, comps);
+            }
+            *gathered = self.gathering.end();
+            if !gathered.is_empty() {
+                let mut run = self.transfers();
+                run.pull_gathered(gathered);
+                self.report(run);
             }
         }
         met.meetings.clear();
@@ -210,7 +216,7 @@ impl Pass<'_> {
 
     /// Lands a message that has met its receive.
     fn land(&mut self, message: Unexpected, receive: Receive) {
-        let ended = self.device.land(self.inner, (message, receive), self.is_alone);
+        let ended = self.device.land(self.inner, (message, receive), &mut self.gathering);
         if let Some((comp, status)) = ended {
             self.signal_received(comp.as_ref(), status);
         }

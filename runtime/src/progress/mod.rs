@@ -35,7 +35,7 @@ pub(crate) use wait::Sleep;
 
 use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};
-use crate::datapath::{Landing, Port};
+use crate::datapath::{Gathering, Landing, Port, RxOp};
 use crate::error::ProgressError;
 use crate::matching::{Content, MatchingEngine, Receive, Unexpected};
 use crate::names::{Matching, Rank, Tag};
@@ -57,6 +57,8 @@ struct Scratch {
     comps: Snapshot,
     /// Copies that have ended; empty between calls.
     ended: Vec<Landing>,
+    /// Messages that the kernel copies together; empty between calls.
+    gathered: Vec<RxOp>,
     /// The number of calls, for occasional work.
     calls: u32,
 }
@@ -241,8 +243,14 @@ pub(crate) struct Pass<'a> {
     pub(crate) device: &'a Port,
     error: Option<ProgressError>,
     pub(crate) moved: bool,
-    /// `true` while the only event of a batch is delivered.
-    is_alone: bool,
+    gathering: Gathering,
+}
+
+impl<'a> Pass<'a> {
+    #[inline(always)]
+    fn new(inner: &'a Core, device: &'a Port) -> Self {
+        Self { inner, device, error: None, moved: false, gathering: Gathering::default() }
+    }
 }
 
 impl Pass<'_> {

@@ -261,8 +261,7 @@ mod tests {
         core.hold(one, peer, off, 1);
         assert!(other.0.route(peer).unwrap().is_off() && other.0.deaf.was_refused());
         // The other device has no link that would notice the end.
-        let mut pass =
-            Pass { inner: core, device: one, error: None, moved: false, is_alone: false };
+        let mut pass = Pass::new(core, one);
         pass.peer_down(peer, DownCause::Protocol("it is a test".into()));
         assert!(!other.0.route(peer).unwrap().is_off(), "it waits for a word to go on for ever");
         // A word that comes late changes nothing.
