@@ -29,6 +29,7 @@ over_each_transport!(
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
     a_peer_that_operations_say_is_gone_is_down,
     a_peer_that_has_ended_is_gone_for_a_device_of_which_it_had_none,
+    a_receive_and_a_barrier_end_with_a_peer_that_had_fewer_devices,
     a_receive_from_any_rank_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     a_barrier_that_failed_elsewhere_gives_the_reason_that_is_known_here,
@@ -340,6 +341,29 @@ fn a_peer_that_has_ended_is_gone_for_a_device_of_which_it_had_none<J: Job>() {
     assert!(lost >= 3, "{lost}");
     let late = zero.post_send(peer, vec![1; 8], Tag(1)).device(&device).try_submit();
     assert!(matches!(late, Err(PostError::PeerDown { .. })), "{late:?}");
+}
+
+fn a_receive_and_a_barrier_end_with_a_peer_that_had_fewer_devices<J: Job>() {
+    for (has_contact, is_further) in [(true, false), (true, true), (false, true), (false, false)] {
+        let [zero, one]: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+        let (further, sink) = (zero.device().build().unwrap(), Sink::keeping());
+        let device = if is_further { further } else { zero.default_device().clone() };
+        let ranks = [zero, one];
+        if has_contact {
+            connect(&ranks);
+        }
+        let receive = ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).device(&device);
+        receive.comp(&sink).submit().unwrap();
+        let [zero, one] = ranks;
+        let barrier = std::thread::spawn({
+            let zero = zero.clone();
+            move || zero.barrier()
+        });
+        drop(one);
+        until(std::slice::from_ref(&zero), || sink.count() == 1 && barrier.is_finished());
+        assert_down(sink.take().pop().unwrap(), Rank(1));
+        assert!(barrier.join().unwrap().is_err());
+    }
 }
 
 fn a_receive_from_any_rank_outlives_a_peer<J: Job>() {

@@ -8,7 +8,7 @@ use crate::support::*;
 use carrack::buffer::Region;
 use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::{EventState, GpuError, GpuEvent};
-use carrack::{OpError, Piece, PostError, Rank};
+use carrack::{OpError, Piece, PostError, Rank, Runtime};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ over_each_transport!(
     a_flush_fails_if_a_part_of_a_batch_was_lost_and_only_then,
     a_flush_fails_if_the_answer_to_a_batch_was_lost_and_only_then,
     a_flush_of_a_gone_rank_waits_for_no_event_and_tells_of_losses_only,
+    what_waits_for_an_event_hears_of_the_end_of_a_rank_without_a_link,
 );
 
 /// Over some transports the put needs its owner's progress, which never comes.
@@ -161,5 +162,29 @@ fn a_flush_of_a_gone_rank_waits_for_no_event_and_tells_of_losses_only<J: Job>() 
             Err(OpError::PeerDown { rank: Rank(1), .. }) if loses => {}
             Err(error) => panic!("loses: {loses}, and {error}"),
         }
+    }
+}
+
+fn what_waits_for_an_event_hears_of_the_end_of_a_rank_without_a_link<J: Job>() {
+    let event = GpuEvent::new(Arc::new(Never));
+    // On the default device, by which nothing was sent, and on one that the rank did not make.
+    for is_default in [true, false] {
+        let [zero, one]: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+        let (put, flushed) = (Sink::keeping(), Sink::keeping());
+        let device =
+            if is_default { zero.default_device().clone() } else { zero.device().build().unwrap() };
+        let region = Region::host(8);
+        let mr = one.register_memory(&region).unwrap();
+        let rmr = mr.remote_key();
+        if !is_default {
+            let post = zero.post_put(Rank(1), vec![1; 8], &rmr, 0).device(&device).comp(&put);
+            post.after(&event).submit().unwrap();
+        }
+        let mut flush = zero.post_flush(Rank(1)).device(&device).after(&event).comp(&flushed);
+        flush.submit().unwrap();
+        drop((mr, one));
+        let ranks = [zero];
+        until(&ranks, || flushed.count() == 1 && put.count() == usize::from(!is_default));
+        assert_eq!(flushed.one(&ranks).ok().is_ok(), is_default, "a put was lost");
     }
 }

@@ -183,11 +183,13 @@ impl Packed {
     }
 
     /// Forgets the list of these bytes, which stay taken for ever: no flush waits for it. The bytes
-    /// of another peer's list may have lain there before.
+    /// of another list may have lain there before.
     pub(super) fn forget(&self, peer: Rank, bytes: MemRef<'_>) {
         let at = Some(bytes.as_ptr().addr());
         let mut all = self.0.lock();
-        all.retain(|one| (one.peer, one.at) != (peer, at));
+        if let Some(newest) = all.iter().rposition(|one| (one.peer, one.at) == (peer, at)) {
+            all.remove(newest);
+        }
         self.0.set_count(all.len());
     }
 
@@ -388,6 +390,16 @@ mod tests {
         let _held = [one(1, 1), one(2, 2)];
         packed.forget(Rank(2), region.whole().view());
         assert!(packed.has(Rank(1), 3) && !packed.has(Rank(2), 3));
+    }
+
+    #[test]
+    fn a_list_of_the_same_peer_whose_bytes_lay_there_before_stays() {
+        let (packed, region) = (Packed::default(), Region::host(8));
+        let at = Some(region.addr());
+        let one = |name| packed.note(PackedList { name, peer: Rank(1), at }, 3);
+        let _held = [one(1), one(2)];
+        packed.forget(Rank(1), region.whole().view());
+        assert!(packed.has(Rank(1), 2));
     }
 
     #[test]

@@ -7,10 +7,12 @@ use crate::error::{OpError, PostError};
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
+use crate::peer::route::Route;
 use crate::protocol::flow::{Bound, Hold};
 use crate::protocol::wire::{Control, TransferVerdict};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
+use std::sync::Arc;
 
 impl Pass<'_> {
     /// Moves on the operations in backlogs.
@@ -151,10 +153,25 @@ impl Pass<'_> {
                 device.0.known_route(rank).is_some_and(|route| route.down().is_some())
             })
         };
+        if !is_gone {
+            self.look_for_others(rank);
+        }
         self.inner.regions.released_by(rank, None, (!is_gone).then_some(self.device.index));
         // Collectives may wait for it.
         self.inner.boards.wake();
         self.end_peer(rank, &cause, is_gone);
+    }
+
+    /// Looks for the peer of a device that has closed where there was no link to it: a rank that
+    /// ends closes all its devices, and the default one last.
+    fn look_for_others(&self, rank: Rank) {
+        let is_default = self.device.index == 0;
+        for device in self.inner.devices().iter().filter(|it| is_default || it.0.index == 0) {
+            let is_known = |route: &&Arc<Route>| route.linked().is_some() || route.down().is_some();
+            if device.0.known_route(rank).filter(is_known).is_none() {
+                self.inner.look_out_for(device.0.index, rank);
+            }
+        }
     }
 
     /// Ends the operations of this device that wait for a peer, and all others if it `is_gone`.

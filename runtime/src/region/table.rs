@@ -16,9 +16,7 @@ const LIMIT: usize = 1 << 20;
 
 /// The table. A number carries a generation, so a late or forged one finds nothing.
 pub(crate) struct Regions {
-    slots: Mutex<Vec<RegionSlot>>,
-    /// No slot below is free. Written under the lock of the slots.
-    full_below: AtomicUsize,
+    slots: Mutex<RegionSlots>,
     /// The regions that NICs of other ranks reach.
     pub(super) told: AllTold,
     /// The first generation: numbers of an earlier runtime of this rank do not recur.
@@ -33,6 +31,12 @@ pub(crate) struct Regions {
 pub(super) struct NicAgent {
     pub(super) transport: &'static str,
     pub(super) exposed: Arc<dyn Exposed>,
+}
+
+#[derive(Default)]
+struct RegionSlots {
+    all: Vec<RegionSlot>,
+    free: Vec<u32>,
 }
 
 #[derive(Default)]
@@ -101,11 +105,11 @@ pub(crate) enum Refusal {
 impl Regions {
     pub(crate) fn new() -> Self {
         let first = RandomState::new().build_hasher().finish() as u32;
-        let (full_below, by_nic) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { slots: Mutex::default(), full_below, told: AllTold::new(), first, by_nic }
+        let (slots, by_nic) = (Mutex::default(), AtomicUsize::new(0));
+        Self { slots, told: AllTold::new(), first, by_nic }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<RegionSlot>> {
+    fn slots(&self) -> MutexGuard<'_, RegionSlots> {
         self.slots.lock()
     }
 
@@ -117,23 +121,22 @@ impl Regions {
         let mut slots = self.slots();
         if agent.is_some() || self.by_nic.load(Ordering::Relaxed) > 0 {
             let range = region.addr()..region.addr().saturating_add(region.len());
-            let mut registered = slots.iter().filter_map(|slot| slot.region.as_ref());
+            let mut registered = slots.all.iter().filter_map(|slot| slot.region.as_ref());
             if registered
                 .any(|other| other.agent.is_some() != agent.is_some() && other.reaches(&range))
             {
                 return Err(RegisterError::OtherAgent { addr: region.addr(), len: region.len() });
             }
         }
-        let mut above = slots.iter().enumerate().skip(self.full_below.load(Ordering::Relaxed));
-        let free = above.find(|(_, slot)| slot.region.is_none());
-        let at = free.map_or(slots.len(), |(at, _)| at);
-        let index =
-            u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
-        self.full_below.store(at + 1, Ordering::Relaxed);
-        if at == slots.len() {
-            slots.push(RegionSlot { generation: self.first, region: None });
-        }
-        let slot = &mut slots[at];
+        let index = match slots.free.pop() {
+            Some(index) => index,
+            None if slots.all.len() < LIMIT => {
+                slots.all.push(RegionSlot { generation: self.first, region: None });
+                slots.all.len() as u32 - 1
+            }
+            None => return Err(RegisterError::TooMany(LIMIT)),
+        };
+        let slot = &mut slots.all[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         let keys = Keys::new();
         self.by_nic.fetch_add(usize::from(agent.is_some()), Ordering::Relaxed);
@@ -143,10 +146,10 @@ impl Regions {
 
     pub(super) fn remove(&self, index: u32, generation: u32) {
         let mut slots = self.slots();
-        let slot = slots.get_mut(index as usize).filter(|slot| slot.generation == generation);
+        let slot = slots.all.get_mut(index as usize).filter(|slot| slot.generation == generation);
         let gone = slot.and_then(|slot| slot.region.take());
         if gone.is_some() {
-            self.full_below.fetch_min(index as usize, Ordering::Relaxed);
+            slots.free.push(index);
         }
         self.by_nic.fetch_sub(count_by_nic(&gone), Ordering::Relaxed);
         drop(slots);
@@ -162,10 +165,11 @@ impl Regions {
         let reaches =
             |slot: &RegionSlot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
-        let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
+        let RegionSlots { all, free } = &mut *slots;
+        let reached = all.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
         let gone: Vec<_> = reached
             .filter_map(|(slot, index)| {
-                self.full_below.fetch_min(index as usize, Ordering::Relaxed);
+                free.push(index);
                 Some((slot.region.take()?, number((index, slot.generation))))
             })
             .collect();
@@ -187,7 +191,7 @@ impl Regions {
         }
         let (index, generation) = of_number(number);
         let slots = self.slots();
-        let slot = slots.get(index as usize).filter(|slot| slot.generation == generation)?;
+        let slot = slots.all.get(index as usize).filter(|slot| slot.generation == generation)?;
         slot.region.as_ref()?.agent.clone()
     }
 
@@ -201,7 +205,7 @@ impl Regions {
     pub(crate) fn find(&self, number: u64, offset: u64, len: u64) -> Result<RegionSlice, Refusal> {
         let (index, generation) = of_number(number);
         let slots = self.slots();
-        let slot = slots.get(index as usize).filter(|slot| slot.generation == generation);
+        let slot = slots.all.get(index as usize).filter(|slot| slot.generation == generation);
         let region = &slot.and_then(|slot| slot.region.as_ref()).ok_or(Refusal::Stale)?.region;
         region.recheck().map_err(|_| Refusal::Stale)?;
         let fits = |number: u64| usize::try_from(number).ok();
@@ -271,7 +275,8 @@ mod tests {
         assert!(numbers[0].1.named().is_empty(), "what comes too late ends at once");
         assert_eq!(regions.withdraw(&(0..usize::MAX)).0, 1);
         assert_eq!(stand(), [false; 3]);
-        let again = [(); 4].map(|()| regions.insert(Region::host(1), None).unwrap().0);
+        let mut again = [(); 4].map(|()| regions.insert(Region::host(1), None).unwrap().0);
+        again.sort_unstable();
         assert_eq!(again, [0, 1, 2, 3], "places are used again");
     }
 }

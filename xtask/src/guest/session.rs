@@ -154,6 +154,8 @@ struct Guest {
     outputs: [(Stream, Tail); 2],
     ready: bool,
     ended: bool,
+    /// `true` if it was ended since the other had died.
+    ended_for_another: bool,
     end: End,
 }
 
@@ -216,7 +218,10 @@ impl Session {
         };
         let failed = !self.going && now > self.began + BOOT || self.guests.iter().any(has_died);
         if self.timed_out || failed || children::interrupted() {
-            self.guests.iter_mut().for_each(|guest| guest.qemu.signal(Signal::KILL));
+            for guest in self.guests.iter_mut().filter(|guest| !guest.ended) {
+                guest.ended_for_another |= failed && self.going;
+                guest.qemu.signal(Signal::KILL);
+            }
         } else if !self.going && self.guests.iter().all(|guest| guest.ready) {
             self.going = true;
             self.guests.iter().try_for_each(|guest| guest.answer("go"))?;
@@ -249,6 +254,11 @@ impl Session {
                 eprintln!(
                     "xtask: guest {node} was still running after {seconds} s and was ended; its \
                      kernel's last words:"
+                );
+            } else if failed && guest.ended_for_another {
+                eprintln!(
+                    "xtask: guest {node} was ended since the other had died; its kernel's \
+                           last words:"
                 );
             } else if failed {
                 eprintln!("xtask: guest {node} ended without a status; its kernel's last words:");
@@ -297,6 +307,7 @@ impl Guest {
             folder: folder.clone(),
             ready: false,
             ended: false,
+            ended_for_another: false,
             end: End { status: None, excused: false },
         })
     }

@@ -205,14 +205,15 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
             words.drain(..words.len().saturating_sub(LAST_WORDS));
         });
         // No program ends a kernel without an error of that kernel.
-        if is_again || !matches!(status, Ok(GUEST_FAILED)) {
+        if is_again || !matches!(status, Ok(GUEST_FAILED)) || children::interrupted() {
             break status;
         }
-        let what = format!("warning: the kernel of a guest died: {} runs again", check.name);
+        let what = format!("warning: a guest ended without a status: {} runs again", check.name);
         say!("{what}");
-        context.repeated.lines.push(what);
-        (is_again, tally) = (true, Tally::default());
-        (words, repeated) = (VecDeque::new(), Default::default());
+        // Tests that failed before the guest's end are named at the end of the run.
+        let failed = std::mem::take(&mut repeated).into_iter().flat_map(|it| it.lines);
+        context.repeated.lines.extend(std::iter::once(what).chain(failed));
+        (is_again, tally, words) = (true, Tally::default(), VecDeque::new());
     };
     let wanted = check.status;
     let outcome = match status {

@@ -240,6 +240,10 @@ impl Post<'_, super::atomic::ToFlush> {
         if self.is_full() {
             return Ok(BUSY);
         }
+        // Only a link tells of the rank's end. Once the rank has gone, the flush ends by that.
+        if let Err(error) = self.check_reach() {
+            tracing::debug!(%error, rank = self.desc.rank.0, "no link to a rank that is flushed");
+        }
         let parked = self.park(order.unwrap_or(&Order::default()), OrderedOp::Flush, comp);
         parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }

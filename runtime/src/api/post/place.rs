@@ -88,12 +88,22 @@ impl<K> Post<'_, K> {
             return Err(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 });
         };
         if route.linked().is_none() {
-            route.link(&self.runtime.0, device)?;
+            self.make_link(route)?;
         }
         if let Some(cause) = route.down() {
             return Err(PostError::PeerDown { rank, cause: cause.clone() });
         }
         Ok(route)
+    }
+
+    /// Makes a link to the rank, or has progress look for the rank until there is one.
+    #[cold]
+    pub(super) fn make_link(&self, route: &Route) -> Result<(), PostError> {
+        let device = self.device_inner();
+        if route.link(&self.runtime.0, device)?.is_none() {
+            self.runtime.0.look_out_for(device.index, self.desc.rank);
+        }
+        Ok(())
     }
 
     /// Checks the required path of an operation without a link of its own: the path to the rank.

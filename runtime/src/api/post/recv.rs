@@ -305,14 +305,10 @@ impl Post<'_, Recv<'_>> {
             }
             return;
         }
-        match route.link(&self.runtime.0, device) {
-            Ok(Some(_)) => {}
-            Ok(None) => self.runtime.0.look_out_for(device.index, self.desc.rank),
-            // If the rank is gone, the receive has ended with the reason.
-            Err(error) => {
-                let rank = self.desc.rank.0;
-                tracing::debug!(%error, rank, "no link to a rank that is received from");
-            }
+        // If the rank is gone, the receive has ended with the reason.
+        if let Err(error) = self.make_link(route) {
+            let rank = self.desc.rank.0;
+            tracing::debug!(%error, rank, "no link to a rank that is received from");
         }
     }
 

@@ -74,7 +74,7 @@ pub(crate) enum RxEvent {
     Fragment { offset: u64, len: usize },
     /// Blocks are free for bytes up to here.
     Blocks(usize),
-    /// All bytes are in place: an engine or the kernel has copied the last.
+    /// All bytes are in place: an engine has copied the last.
     Placed,
     /// An engine has failed: the bytes cannot be placed.
     Lost,

@@ -329,10 +329,14 @@ impl World {
             _ if self.troubles.no_copy => self.rx_on(RxEvent::Begin(Scheme::Fragments), &[]),
             _ => {
                 self.place.copy_from_slice(&self.message);
-                if self.op == RndvOp::Message {
+                // The kernel's copy ends the transfer by itself: now, or after its deadline.
+                let is_late = self.rx.take().is_some_and(|rx| rx.has_ended());
+                if self.op == RndvOp::Message || !is_late {
                     self.to_tx.push_back(Control::Fin { name: TX, verdict: TransferVerdict::Done });
                 }
-                self.rx_on(RxEvent::Placed, &[]);
+                if !is_late {
+                    self.received.push(true);
+                }
             }
         }
         true
