@@ -67,6 +67,15 @@ pub(super) enum Needs {
 }
 
 impl Needs {
+    /// Returns the memory, and of which rank.
+    pub(super) fn describe(self) -> &'static str {
+        match self {
+            Self::Anything => "any memory",
+            Self::WordOfCpu => "host or pinned memory of rank 1",
+            Self::Host => "host memory of both ranks",
+        }
+    }
+
     /// Returns `true` if the benchmark runs on this memory.
     pub(super) fn accepts(self, sides: Sides) -> bool {
         match self {
@@ -190,12 +199,24 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
             let Seat { runtime, device, peer, ended, .. } = seat;
             let size = round.point.size.max(1);
             let window = Window::open(seat, round.memory, &vec![0; size])?;
-            let (mut bytes, last) = (vec![0; size], window.mine.slice(size - 1, 1));
+            let mut payload = round.holding(seat, &vec![0; size])?;
+            let last = window.mine.slice(size - 1, 1);
             let (mut sent, mut seen) = (0_u8, 0_u8);
             let begin = |_| {
                 sent = sent.wrapping_add(1);
-                bytes[size - 1] = sent;
-                let put = runtime.post_put(*peer, &bytes[..], &window.theirs, 0);
+                let put = match &mut payload {
+                    Buffer::Vec(bytes) => {
+                        bytes[size - 1] = sent;
+                        runtime.post_put(*peer, &bytes[..], &window.theirs, 0)
+                    }
+                    Buffer::Region(lent) => {
+                        // The peer has seen the put before, so nothing reads this any more.
+                        let last = lent.region().slice(lent.offset() + size - 1, 1);
+                        last.map_or(Ok(()), |last| last.write(&[sent]))?;
+                        runtime.post_put(*peer, lent.clone(), &window.theirs, 0)
+                    }
+                    _ => return Ok(()),
+                };
                 seat.begin(&mut put.device(device).comp(ended))
             };
             let take = |_| {

@@ -28,8 +28,8 @@ pub(super) enum PerfError {
     )]
     Room { most: usize, why: TryReserveError },
     #[error(
-        "all but --op barrier is measured between two ranks, and this job has {0}: start it with \
-        `carrack run -n 2`, or without a launcher, as two ranks"
+        "all but --op barrier is measured between two ranks, and this job has {0}: start two \
+        (`--ranks 2`, or `carrack run -n 2`)"
     )]
     Ranks(u32),
     #[error("--ranks {asked}, but the launcher started {started}: leave it out, or start {asked}")]
@@ -49,10 +49,10 @@ pub(super) enum PerfError {
     #[error("memory {kind}: there is no such device; {driver} has {there}: name one of these")]
     NoDevice { kind: Kind, driver: &'static str, there: String },
     #[error(
-        "--op {op} works on words of rank 1 that CPUs can reach: give rank 1 host or pinned memory \
-        instead of {kind}, or leave {op} out of --op"
+        "--op {op} works with {works_with} only, and not with --mem {given}: give that, or leave \
+        {op} out of --op"
     )]
-    HostOnly { op: &'static str, kind: Kind },
+    OtherMemory { op: &'static str, works_with: &'static str, given: String },
     #[error("the ranks were started with different arguments: give all the same")]
     DifferentArguments,
     #[error("{rank} is gone: {cause}; {}", .cause.remedy())]
@@ -135,7 +135,7 @@ impl PerfError {
             | Self::Ranks(_)
             | Self::LoopbackBetweenProcesses
             | Self::DifferentArguments
-            | Self::HostOnly { .. }
+            | Self::OtherMemory { .. }
             | Self::RanksOfLauncher { .. }
             | Self::NoPoints => true,
             _ => false,

@@ -134,7 +134,9 @@ impl Plan {
         let refuses = |point: &&Point| !point.op.benchmark().needs.accepts(self.sides);
         match self.points.iter().find(refuses) {
             Some(point) => {
-                Err(PerfError::HostOnly { op: point.op.name(), kind: self.sides.others })
+                let works_with = point.op.benchmark().needs.describe();
+                let given = format!("{},{}", self.sides.first, self.sides.others);
+                Err(PerfError::OtherMemory { op: point.op.name(), works_with, given })
             }
             None => Ok(()),
         }

@@ -76,10 +76,7 @@ impl Port {
             run.pull_alone(rx);
             self.transfers.alone.fetch_sub(1, Ordering::AcqRel);
         } else {
-            match gathering.take(&self.transfers, rx) {
-                Ok(()) => return None,
-                Err(rx) => run.pull_later(rx, None),
-            }
+            run.pull_later(gathering.take(&self.transfers, rx)?, None);
         }
         let arrival = run.arrivals.pop().map(|(comp, status)| (Some(comp), status));
         let ended = arrival.or_else(|| run.ended.pop_front());

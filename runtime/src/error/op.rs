@@ -86,7 +86,7 @@ pub enum OpError {
     )]
     Outside(Rank),
     /// The owner of the remote region does no atomic operation there.
-    #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
+    #[error("{0} does no atomic operation on that word: give an offset that is a multiple of 8")]
     Word(Rank),
     /// The operation had not completed by its deadline.
     #[error(

@@ -19,8 +19,8 @@ pub enum PostError {
     },
     /// Tag or rank cannot be a wildcard here.
     #[error(
-        "{0} is for receives and probes, without a required path: a send, put, get, atomic \
-        operation or flush names the one that it is for"
+        "{0} is for receives and probes without a required path: name a rank, or a tag below \
+        Tag::ANY, which is the largest"
     )]
     Wildcard(&'static str),
     /// A receive or a probe names a policy, and a wildcard for a property that the policy

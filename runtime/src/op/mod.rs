@@ -6,6 +6,7 @@ mod holder;
 mod losses;
 mod on_link;
 mod pending;
+mod slots;
 mod table;
 
 pub(crate) use context::{Ended, OpContext};

@@ -261,14 +261,18 @@ impl Endpoint {
         let _ = self.park(route, parked, usize::MAX);
     }
 
-    /// Returns `true` if work waits that no descriptor reports, other than deliveries for room in
-    /// their completion objects.
+    /// Returns `true` if work waits that no descriptor reports, other than backlogs, and deliveries
+    /// for room in their completion objects.
     pub(crate) fn has_chores(&self) -> bool {
         // A rank told to hold is released by the thread that receives, which makes progress then.
         let chores = self.chores.there().but(Chore::Holds).but(Chore::Undelivered);
         chores.but(Chore::Backlogs).any()
-            || chores.has(Chore::Backlogs)
-                && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))
+    }
+
+    /// Returns `true` if messages queue for a peer that has published its address.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.chores.there().has(Chore::Backlogs)
+            && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))
     }
 
     /// Returns `true` if messages wait for a peer that has published no address.

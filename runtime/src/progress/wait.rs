@@ -25,6 +25,10 @@ const SHORT: Duration = Duration::from_micros(100);
 /// Longest sleep while deliveries wait for room in their completion objects. The first of several
 /// is [`SHORT`], each further one twice as long.
 const ROOM: Duration = Duration::from_millis(1);
+/// Longest sleep while messages queue for room at a peer, of which no descriptor tells over shared
+/// memory. The first of several is [`SHORT`], each further one an eighth longer: so a wait takes at
+/// most an eighth longer than its cause.
+const QUEUED: Duration = Duration::from_millis(10);
 /// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
 /// does not tell.
 const UNTOLD: Duration = Duration::from_millis(5);
@@ -152,8 +156,12 @@ impl Core {
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());
         let mut span = if soon { SHORT } else { LONGEST };
+        if !soon && devices.iter().any(|device| device.0.has_backlog()) {
+            span = QUEUED.min(*nap);
+            *nap = LONGEST.min(*nap * 9 / 8);
+        }
         if !soon && devices.iter().any(|device| !device.0.undelivered.is_empty()) {
-            span = ROOM.min(*nap);
+            span = span.min(ROOM).min(*nap);
             *nap = LONGEST.min(*nap * 2);
         }
         if !self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()) {
@@ -309,6 +317,29 @@ mod tests {
         let spans: Vec<_> = (0..20).map(|_| core.prepare_sleep(LONGEST, &mut nap)).collect();
         assert!(spans.iter().all(|(_, fd)| fd.is_some()));
         assert_eq!(spans.last().unwrap().0.span, LONGEST);
+    }
+
+    #[test]
+    fn sleeps_get_longer_while_messages_queue_for_a_peer_that_takes_none() {
+        let settings = Settings::builder().transports(vec![TransportChoice::Shm]);
+        let settings = settings.gpu(GpuChoice::None).setting("shm_slots", 8);
+        let settings = settings.build_from_vars::<String, String>([]).unwrap();
+        let ranks = Runtime::in_process_with(2, &settings).unwrap();
+        let until_queued = || {
+            while ranks[0].pending().operations.is_empty() {
+                ranks[0].post_send(Rank(1), b"x", Tag(1)).submit().unwrap();
+                ranks[1].progress().unwrap();
+            }
+        };
+        ranks[0].post_send(Rank(1), b"x", Tag(1)).submit().unwrap();
+        let core = &ranks[0].0;
+        while core.devices()[0].0.waits_for_absent() {
+            ranks.iter().for_each(|rank| assert!(rank.progress().is_ok()));
+        }
+        until_queued();
+        let mut nap = SHORT;
+        let spans: Vec<_> = (0..60).map(|_| core.prepare_sleep(LONGEST, &mut nap).0.span).collect();
+        assert!(spans.is_sorted() && spans[0] == SHORT && spans[59] == QUEUED, "{spans:?}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// that is full, progress wakes it to try again. Dropping the future of a
 /// [posted](Self::is_posted) operation detaches the operation, which goes on and keeps its buffer;
 /// a [`deadline`](Post::deadline) limits it. `.comp` has no effect here.
-#[must_use = "nothing is posted until this is awaited or started"]
+#[must_use = "an operation that is not posted yet is lost with this: await it"]
 pub struct Operation<'a, K> {
     state: OperationState<'a, K>,
     cell: Arc<Cell>,

@@ -332,4 +332,5 @@ fn wait(channel: &TcpChannel, events: PollFlags, deadline: Instant) -> bool {
 /// The reason that both sides give.
 pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to \
     the same text on all ranks, or on none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be \
-    the same; or it is of another job: give each its own MASTER_PORT or CARRACK_PORT";
+    the same; or it is of another job: give each its own port (`--at` of `carrack run`, \
+    MASTER_PORT, or CARRACK_PORT)";
