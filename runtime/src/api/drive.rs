@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Calls of progress in one poll, before other tasks have their turn.
 const TURNS: usize = 64;
 
-/// The first sleep while a peer has not published its address; each further one is twice as long.
+/// The first sleep while something waits that no descriptor tells of; each further one is longer.
 const NAP: Duration = Duration::from_micros(100);
 
 impl Runtime {

@@ -3,9 +3,6 @@
 use super::in_flight::{Event, InFlight, Run};
 use super::rx::RxOp;
 use super::share::{ASK_AHEAD, is_worth_it};
-#[cfg(test)]
-mod tests;
-
 use super::{At, Transfers};
 use crate::names::Rank;
 use crate::op::Flow;
@@ -15,6 +12,9 @@ use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+#[cfg(test)]
+mod tests;
 
 /// Messages that are copied by one call of the kernel, at most.
 const TOGETHER: usize = 16;
@@ -168,8 +168,9 @@ impl Pull {
     }
 }
 
-/// Messages of one batch that the kernel copies as soon as the batch is delivered. They are not in
-/// the table meanwhile.
+/// Messages of one batch that the kernel copies as soon as the batch is delivered. Until then they
+/// are not in the table: no list names them, no deadline ends them, and they count as one. So they
+/// wait for the handlers of their batch.
 #[derive(Default)]
 pub(crate) struct Gathering {
     /// `true` while the only message of a batch is delivered: it is copied at once.
@@ -190,12 +191,12 @@ impl Gathering {
     /// Ends with the batch, and returns its messages.
     #[inline]
     pub(crate) fn end(&mut self) -> Vec<RxOp> {
-        self.is_open = false;
+        (self.is_open, self.is_alone) = (false, false);
         std::mem::take(&mut self.messages)
     }
 
-    /// Takes a message that needs no help of its sender, or gives it back. Two calls of the kernel
-    /// copy those that it takes: more would keep the thread from other work.
+    /// Takes a message that needs no help of its sender, or gives it back. It takes no more than
+    /// two turns of the thread copy.
     pub(super) fn take(&mut self, transfers: &Transfers, mut rx: RxOp) -> Option<RxOp> {
         let (size, has_room) = (rx.size(), self.is_open && self.messages.len() < 2 * TOGETHER);
         let can_go = |(pull, _): (&mut Pull, _)| pull.can_go_with_others(size);
@@ -271,7 +272,17 @@ impl Run<'_> {
     #[cold]
     #[inline(never)]
     pub(crate) fn pull_gathered(&mut self, messages: &mut Vec<RxOp>) {
+        if messages.len() == 1 {
+            // The others of its batch were small.
+            messages.drain(..).for_each(|rx| self.pull_alone(rx));
+        }
         while let Some(from) = messages.first().map(RxOp::peer) {
+            if self.device.known_route(from).is_some_and(|route| route.down().is_some()) {
+                // Its addresses are invalid. The table tells it of the end.
+                let rx = messages.remove(0);
+                self.pull_later(rx, None);
+                continue;
+            }
             let first = messages.iter().take(TOGETHER);
             let count = first.take_while(|rx| rx.peer() == from).count();
             let done = copy_together(messages[..count].iter_mut().map(RxOp::parts));

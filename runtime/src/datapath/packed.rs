@@ -145,8 +145,10 @@ impl PackedInFlight {
     /// Keeps the list in flight as long as `region` exists. An operation that has timed out leaves
     /// its bytes to the peer, which may still use them.
     pub(crate) fn with(self: &Arc<Self>, region: &Region) {
-        if let Some(one) = self.0.lock().iter_mut().find(|one| one.name == self.1) {
-            one.at = Some(region.addr());
+        let at = Some(region.addr());
+        for one in self.0.lock().iter_mut().filter(|one| one.at == at || one.name == self.1) {
+            // The bytes of an ended operation may have lain there before.
+            one.at = at.filter(|_| one.name == self.1);
         }
         region.keep_with(|| self.clone());
     }
@@ -182,14 +184,11 @@ impl Packed {
         Some(in_flight)
     }
 
-    /// Forgets the list of these bytes, which stay taken for ever: no flush waits for it. The bytes
-    /// of another list may have lain there before.
+    /// Forgets the list of these bytes, which stay taken for ever: no flush waits for it.
     pub(super) fn forget(&self, peer: Rank, bytes: MemRef<'_>) {
         let at = Some(bytes.as_ptr().addr());
         let mut all = self.0.lock();
-        if let Some(newest) = all.iter().rposition(|one| (one.peer, one.at) == (peer, at)) {
-            all.remove(newest);
-        }
+        all.retain(|one| (one.peer, one.at) != (peer, at));
         self.0.set_count(all.len());
     }
 
@@ -395,11 +394,15 @@ mod tests {
     #[test]
     fn a_list_of_the_same_peer_whose_bytes_lay_there_before_stays() {
         let (packed, region) = (Packed::default(), Region::host(8));
-        let at = Some(region.addr());
-        let one = |name| packed.note(PackedList { name, peer: Rank(1), at }, 3);
-        let _held = [one(1), one(2)];
+        let held = [1, 2].map(|name| {
+            let one = PackedList { name, peer: Rank(1), at: None };
+            Arc::new(packed.note(one, 3).unwrap())
+        });
+        // In either order of their beginnings.
+        held[1].with(&region);
+        held[0].with(&region);
         packed.forget(Rank(1), region.whole().view());
-        assert!(packed.has(Rank(1), 2));
+        assert!(!packed.has(Rank(1), 2) && packed.has(Rank(1), 3));
     }
 
     #[test]

@@ -37,7 +37,8 @@ impl<E: OpEntry> OpSlots<E> {
     }
 
     /// Returns the place of an operation by its hash. Ranks give consecutive names: the golden
-    /// ratio (Knuth, The Art of Computer Programming 3, 6.4) spreads them evenly.
+    /// ratio (Knuth, The Art of Computer Programming 3, 6.4) spreads them evenly. Names with gaps
+    /// meet more often.
     #[inline]
     fn home(&self, (peer, name): (Rank, u64)) -> usize {
         let hash = (name ^ u64::from(peer.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -254,13 +254,8 @@ impl<E: OpEntry> OpTable<E> {
     pub(crate) fn fail(&self, peer: Rank, cause: &DownCause) -> Vec<u64> {
         let mut shard = self.shard(peer);
         shard.down.entry(peer).or_insert_with(|| cause.clone());
-        let mut names: Vec<_> = shard
-            .slots
-            .all()
-            .map(|slot| slot.at)
-            .filter(|at| at.0 == peer)
-            .map(|at| at.1)
-            .collect();
+        let mut names: Vec<_> =
+            shard.slots.all().filter_map(|slot| (slot.at.0 == peer).then_some(slot.at.1)).collect();
         // Operations end in the order in which they began.
         names.sort_unstable();
         names

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes that are taken at least: each piece is a system call, which costs as much as copying some
 /// 20 KiB (docs/adr/0011-thresholds.md).
 const UNIT: usize = 32 << 10;
-/// Bytes that are taken at most: 50 to 100 µs, before others have their turn.
+/// Bytes of one turn at most: 50 to 100 µs. A batch of messages has two turns.
 pub(crate) const MOST: usize = 1 << 20;
 
 /// The division of a message into units. Both sides compute the same.

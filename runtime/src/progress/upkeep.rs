@@ -7,12 +7,10 @@ use crate::error::{OpError, PostError};
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
-use crate::peer::route::Route;
 use crate::protocol::flow::{Bound, Hold};
 use crate::protocol::wire::{Control, TransferVerdict};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
-use std::sync::Arc;
 
 impl Pass<'_> {
     /// Moves on the operations in backlogs.
@@ -26,7 +24,7 @@ impl Pass<'_> {
                 self.device.end_backlog(&route, &Ending::Down(rank, cause), &mut ended);
             } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
-                    Ok(Some(_)) => {}
+                    Ok(Some(_)) => self.moved = true,
                     Ok(None) => continue,
                     Err(error) => {
                         let cause = match error {
@@ -167,8 +165,8 @@ impl Pass<'_> {
     fn look_for_others(&self, rank: Rank) {
         let is_default = self.device.index == 0;
         for device in self.inner.devices().iter().filter(|it| is_default || it.0.index == 0) {
-            let is_known = |route: &&Arc<Route>| route.linked().is_some() || route.down().is_some();
-            if device.0.known_route(rank).filter(is_known).is_none() {
+            let route = device.0.known_route(rank);
+            if route.is_none_or(|route| route.linked().is_none() && route.down().is_none()) {
                 self.inner.look_out_for(device.0.index, rank);
             }
         }

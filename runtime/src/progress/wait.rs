@@ -26,8 +26,8 @@ const SHORT: Duration = Duration::from_micros(100);
 /// is [`SHORT`], each further one twice as long.
 const ROOM: Duration = Duration::from_millis(1);
 /// Longest sleep while messages queue for room at a peer, of which no descriptor tells over shared
-/// memory. The first of several is [`SHORT`], each further one an eighth longer: so a wait takes at
-/// most an eighth longer than its cause.
+/// memory. The first of several is [`SHORT`], each further one an eighth longer: so a wait takes
+/// about an eighth longer than its cause.
 const QUEUED: Duration = Duration::from_millis(10);
 /// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
 /// does not tell.
@@ -122,8 +122,8 @@ impl Core {
     }
 
     /// Sleeps until something happens, or `done` returns `true` on another thread, or the time is
-    /// up. If it waits only for addresses of peers, it sleeps no longer than `nap`, which then
-    /// doubles.
+    /// up. Where it waits for what no descriptor tells, it sleeps no longer than `nap`, which then
+    /// grows.
     #[cold]
     fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
         let (sleep, fd) = self.prepare_sleep(longest, nap);

@@ -169,8 +169,9 @@ impl Regions {
         let reached = all.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
         let gone: Vec<_> = reached
             .filter_map(|(slot, index)| {
+                let region = slot.region.take()?;
                 free.push(index);
-                Some((slot.region.take()?, number((index, slot.generation))))
+                Some((region, number((index, slot.generation))))
             })
             .collect();
         self.by_nic.fetch_sub(count_by_nic(gone.iter().map(|(one, _)| one)), Ordering::Relaxed);
