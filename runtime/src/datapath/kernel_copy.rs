@@ -272,16 +272,18 @@ impl Run<'_> {
     #[cold]
     #[inline(never)]
     pub(crate) fn pull_gathered(&mut self, messages: &mut Vec<RxOp>) {
-        if messages.len() == 1 {
-            // The others of its batch were small.
-            messages.drain(..).for_each(|rx| self.pull_alone(rx));
-        }
         while let Some(from) = messages.first().map(RxOp::peer) {
             if self.device.known_route(from).is_some_and(|route| route.down().is_some()) {
                 // Its addresses are invalid. The table tells it of the end.
                 let rx = messages.remove(0);
                 self.pull_later(rx, None);
                 continue;
+            }
+            if messages.len() == 1 {
+                // Its sender may be asked to help.
+                let rx = messages.remove(0);
+                self.pull_alone(rx);
+                break;
             }
             let first = messages.iter().take(TOGETHER);
             let count = first.take_while(|rx| rx.peer() == from).count();
