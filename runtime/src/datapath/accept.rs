@@ -27,7 +27,7 @@ impl Port {
         carrier: &Carrier,
         (from, rts): (Rank, Rts),
         mut target: Target,
-        gathering: &mut Gathering,
+        gathering: Option<&mut Gathering>,
     ) -> Option<Ended> {
         let send_fin = |verdict: TransferVerdict| {
             self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
@@ -68,15 +68,15 @@ impl Port {
         let rx = RndvReceiver::copied(self.transfers.now(), size, rts.tx);
         let rx = RxOp::new(from, target, rx, Means::Pull(Pull::new(rts.addr, memory)));
         let mut run = Run::new(carrier, self);
-        if !self.transfers.pulls.is_empty() {
-            // It has its turn behind them.
-            run.pull_later(rx, None);
-        } else if gathering.is_alone {
-            self.transfers.alone.fetch_add(1, Ordering::AcqRel);
-            run.pull_alone(rx);
-            self.transfers.alone.fetch_sub(1, Ordering::AcqRel);
-        } else {
-            run.pull_later(gathering.take(&self.transfers, rx)?, None);
+        // Where others wait already, it has its turn behind them.
+        match gathering.filter(|_| self.transfers.pulls.is_empty()) {
+            None => run.pull_later(rx, None),
+            Some(gathering) if gathering.is_alone => {
+                self.transfers.alone.fetch_add(1, Ordering::AcqRel);
+                run.pull_alone(rx);
+                self.transfers.alone.fetch_sub(1, Ordering::AcqRel);
+            }
+            Some(gathering) => run.pull_later(gathering.take(&self.transfers, rx)?, None),
         }
         let arrival = run.arrivals.pop().map(|(comp, status)| (Some(comp), status));
         let ended = arrival.or_else(|| run.ended.pop_front());

@@ -175,32 +175,27 @@ impl Pull {
 pub(crate) struct Gathering {
     /// `true` while the only message of a batch is delivered: it is copied at once.
     pub(super) is_alone: bool,
-    is_open: bool,
     messages: Vec<RxOp>,
     bytes: usize,
 }
 
 impl Gathering {
-    /// Begins with a batch of `len` events. `room` is what an earlier batch has left.
+    /// Begins with a batch of `len` events.
     #[inline]
-    pub(crate) fn begin(&mut self, len: usize, room: &mut Vec<RxOp>) {
-        *self =
-            Self { is_alone: len == 1, is_open: len > 1, messages: std::mem::take(room), bytes: 0 };
+    pub(crate) fn begin(&mut self, len: usize) {
+        (self.is_alone, self.bytes) = (len == 1, 0);
     }
 
-    /// Ends with the batch, and returns its messages.
-    #[inline]
-    pub(crate) fn end(&mut self) -> Vec<RxOp> {
-        (self.is_open, self.is_alone) = (false, false);
-        std::mem::take(&mut self.messages)
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
     }
 
     /// Takes a message that needs no help of its sender, or gives it back. It takes no more than
     /// two turns of the thread copy.
     pub(super) fn take(&mut self, transfers: &Transfers, mut rx: RxOp) -> Option<RxOp> {
-        let (size, has_room) = (rx.size(), self.is_open && self.messages.len() < 2 * TOGETHER);
+        let (size, is_full) = (rx.size(), self.messages.len() == 2 * TOGETHER);
         let can_go = |(pull, _): (&mut Pull, _)| pull.can_go_with_others(size);
-        if !has_room || self.bytes + size > 2 * MOST || !rx.pull().is_some_and(can_go) {
+        if is_full || self.bytes + size > 2 * MOST || !rx.pull().is_some_and(can_go) {
             return Some(rx);
         }
         if self.messages.is_empty() {
@@ -271,7 +266,8 @@ impl Run<'_> {
     /// does not copy so is added to the table, and waits for its turn.
     #[cold]
     #[inline(never)]
-    pub(crate) fn pull_gathered(&mut self, messages: &mut Vec<RxOp>) {
+    pub(crate) fn pull_gathered(&mut self, gathering: &mut Gathering) {
+        let messages = &mut gathering.messages;
         while let Some(from) = messages.first().map(RxOp::peer) {
             if self.device.known_route(from).is_some_and(|route| route.down().is_some()) {
                 // Its addresses are invalid. The table tells it of the end.

@@ -211,7 +211,7 @@ impl Port {
         &self,
         carrier: &Carrier,
         (message, receive): (Unexpected, Receive),
-        gathering: &mut Gathering,
+        gathering: Option<&mut Gathering>,
     ) -> Option<Ended> {
         let Unexpected { from, tag, content } = message;
         let Receive { mut buffer, op } = receive;

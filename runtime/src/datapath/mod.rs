@@ -49,7 +49,7 @@ pub(crate) use packed::Carried;
 pub use port::Device;
 pub(crate) use port::{NO_COMP, Port};
 pub(crate) use reorder::{Reordered, arrival, fresh};
-pub(crate) use rx::{RxOp, WRITTEN};
+pub(crate) use rx::WRITTEN;
 pub(crate) use target::Target;
 pub(crate) use through::Moving;
 pub(crate) use words::{Change, WordRequest};

@@ -15,7 +15,7 @@
 
 use super::in_flight::Run;
 use super::landing::{Landing, Owed};
-use super::{Gathering, Moving, Target, Transfers};
+use super::{Moving, Target, Transfers};
 use crate::chores::Waiting;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
@@ -243,8 +243,7 @@ impl Run<'_> {
         let asked = PiecesRequest { tx, region, count, wanted };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let rts = Rts { size: size as u64, tx, addr, mapped: None };
-        let apart = &mut Gathering::default();
-        if let Some(ended) = self.device.accept(self.carrier, (from, rts), target, apart) {
+        if let Some(ended) = self.device.accept(self.carrier, (from, rts), target, None) {
             self.end(ended);
         }
     }

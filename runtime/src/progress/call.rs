@@ -81,15 +81,7 @@ impl Core {
         let mut scratch = take_scratch().unwrap_or_else(|| {
             let batch = batch(self.settings.poll_batch());
             let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
-            Box::new(Scratch {
-                batch,
-                met,
-                runtime: 0,
-                comps,
-                ended,
-                gathered: Vec::new(),
-                calls: 0,
-            })
+            Box::new(Scratch { batch, met, runtime: 0, comps, ended, gathering: None, calls: 0 })
         });
         if scratch.runtime != self.id {
             scratch.runtime = self.id;

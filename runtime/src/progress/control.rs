@@ -276,7 +276,8 @@ impl Pass<'_> {
             }
         };
         let target = Target::Am { tag, buffer, comp: told };
-        let ended = self.device.accept(self.inner, (from, rts), target, &mut self.gathering);
+        let ended =
+            self.device.accept(self.inner, (from, rts), target, self.gathering.as_deref_mut());
         if let Some((Some(comp), status)) = ended {
             self.signal_arrival(&comp, status);
         }
@@ -349,7 +350,8 @@ impl Pass<'_> {
         let comp = self.named(from, name, size, comps);
         let target = Target::Put { tag, buffer: Buffer::Region(slice), comp, tx };
         let rts = Rts { size, tx, addr, mapped: None };
-        let ended = self.device.accept(self.inner, (from, rts), target, &mut self.gathering);
+        let ended =
+            self.device.accept(self.inner, (from, rts), target, self.gathering.as_deref_mut());
         if let Some((Some(comp), status)) = ended {
             self.signal_arrival(&comp, status);
         }

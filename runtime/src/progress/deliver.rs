@@ -26,17 +26,19 @@ impl Pass<'_> {
         if self.device.undelivered.is_empty() && self.device.lands_on_host {
             self.deliver_small(scratch);
         }
-        let Scratch { batch, met, comps, gathered, .. } = scratch;
+        let Scratch { batch, met, comps, gathering: kept, .. } = scratch;
         // The batch is empty most of the time, and an empty drain takes as long as a message.
         if !batch.is_empty() {
-            self.gathering.begin(batch.len(), gathered);
+            let mut gathering = kept.take().unwrap_or_default();
+            gathering.begin(batch.len());
+            self.gathering = Some(gathering);
             for event in batch.drain() {
                 self.deliver_event(event, transport, met, comps);
             }
-            *gathered = self.gathering.end();
-            if !gathered.is_empty() {
+            *kept = self.gathering.take();
+            if let Some(gathering) = kept.as_deref_mut().filter(|it| !it.is_empty()) {
                 let mut run = self.transfers();
-                run.pull_gathered(gathered);
+                run.pull_gathered(gathering);
                 self.report(run);
             }
         }
@@ -216,7 +218,7 @@ impl Pass<'_> {
 
     /// Lands a message that has met its receive.
     fn land(&mut self, message: Unexpected, receive: Receive) {
-        let ended = self.device.land(self.inner, (message, receive), &mut self.gathering);
+        let ended = self.device.land(self.inner, (message, receive), self.gathering.as_deref_mut());
         if let Some((comp, status)) = ended {
             self.signal_received(comp.as_ref(), status);
         }

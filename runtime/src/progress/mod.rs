@@ -35,7 +35,7 @@ pub(crate) use wait::Sleep;
 
 use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};
-use crate::datapath::{Gathering, Landing, Port, RxOp};
+use crate::datapath::{Gathering, Landing, Port};
 use crate::error::ProgressError;
 use crate::matching::{Content, MatchingEngine, Receive, Unexpected};
 use crate::names::{Matching, Rank, Tag};
@@ -57,8 +57,8 @@ struct Scratch {
     comps: Snapshot,
     /// Copies that have ended; empty between calls.
     ended: Vec<Landing>,
-    /// Messages that the kernel copies together; empty between calls.
-    gathered: Vec<RxOp>,
+    /// Room for messages that the kernel copies together; empty between calls.
+    gathering: Option<Box<Gathering>>,
     /// The number of calls, for occasional work.
     calls: u32,
 }
@@ -243,13 +243,14 @@ pub(crate) struct Pass<'a> {
     pub(crate) device: &'a Port,
     error: Option<ProgressError>,
     pub(crate) moved: bool,
-    gathering: Gathering,
+    /// Open while a batch is delivered.
+    gathering: Option<Box<Gathering>>,
 }
 
 impl<'a> Pass<'a> {
     #[inline(always)]
     fn new(inner: &'a Core, device: &'a Port) -> Self {
-        Self { inner, device, error: None, moved: false, gathering: Gathering::default() }
+        Self { inner, device, error: None, moved: false, gathering: None }
     }
 }
 

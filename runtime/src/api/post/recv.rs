@@ -9,7 +9,7 @@ use super::waiting::Waiter;
 use crate::api::buffer::Buffer;
 use crate::api::{Runtime, Ticket};
 use crate::comp::Status;
-use crate::datapath::{Gathering, Port};
+use crate::datapath::Port;
 use crate::error::PostError;
 use crate::matching::{
     Content, HashedKey, MatchKey, MatchingEngine, Receive, ReceiveName, Unexpected,
@@ -241,7 +241,7 @@ impl Post<'_, Recv<'_>> {
             // The receive will end later than this call.
             receive.op.comp = self.desc.comp.cloned();
         }
-        match device.land(runtime, (message, receive), &mut Gathering::default()) {
+        match device.land(runtime, (message, receive), None) {
             Some((_, status)) => Ok(self.received(status)),
             None => Ok(Outcome::Posted),
         }

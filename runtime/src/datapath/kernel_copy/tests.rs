@@ -132,59 +132,56 @@ fn messages_of_a_batch_are_copied_together_and_those_that_cannot_be_have_a_turn_
     let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
     let (whole, late) = (Sevens::new(true, false), Sevens::new(false, false));
     let parted = Arc::new(Sevens { is_ready: true.into(), fails: false, together: 1 });
-    let (mut gathering, mut room) = (Gathering::default(), Vec::new());
+    let mut gathering = Gathering::default();
     let gather = |gathering: &mut Gathering, from, memory| {
         gathering.take(&device.transfers, pull_from(Rank(from), device.transfers.now(), memory))
     };
-    assert!(gather(&mut gathering, 0, &whole).is_some(), "no batch is delivered");
-    gathering.begin(1, &mut room);
-    assert!(gathering.is_alone && gather(&mut gathering, 0, &whole).is_some());
-    gathering.begin(9, &mut room);
+    gathering.begin(1);
+    assert!(gathering.is_alone);
+    gathering.begin(9);
     assert!(gather(&mut gathering, 0, &late).is_some(), "its memory is not ready");
     for (from, memory) in [(0, &whole), (0, &whole), (1, &parted), (1, &parted), (0, &whole)] {
         assert!(gather(&mut gathering, from, memory).is_none());
     }
     let alone = || device.transfers.alone.load(Ordering::SeqCst);
     assert_eq!((alone(), device.transfers.table.count()), (1, 0));
-    room = gathering.end();
-    assert!(gather(&mut gathering, 0, &whole).is_some(), "the batch has ended");
 
     let ended = |run: Run<'_>| -> Vec<_> {
         let ended = run.into_ended().into_iter();
         ended.map(|(_, status)| (status.rank.0, status.bytes().unwrap()[0])).collect()
     };
     let mut run = Run::new(core, device);
-    run.pull_gathered(&mut room);
+    run.pull_gathered(&mut gathering);
     // The last one is alone.
     assert_eq!(ended(run), [(0, 0), (0, 0), (1, 0), (0, 7)]);
-    assert!(room.is_empty() && alone() == 0);
+    assert!(gathering.is_empty() && alone() == 0);
     let mut run = Run::new(core, device);
     run.move_pulls();
     assert_eq!((ended(run), device.transfers.table.count()), (vec![(1, 7)], 0));
 
-    gathering.begin(2, &mut room);
+    gathering.begin(2);
     assert!(gather(&mut gathering, 0, &whole).is_none());
     let mut run = Run::new(core, device);
-    run.pull_gathered(&mut gathering.end());
+    run.pull_gathered(&mut gathering);
     assert_eq!(ended(run), [(0, 7)], "by its own copy, for which its sender may be asked to help");
 
     device.route(Rank(1)).unwrap().set_down(DownCause::Closed);
     device.transfers.table.fail(Rank(1), &DownCause::Closed);
     for count in [1, 2] {
-        gathering.begin(3, &mut room);
+        gathering.begin(3);
         (0..count).for_each(|_| assert!(gather(&mut gathering, 1, &whole).is_none()));
         let mut run = Run::new(core, device);
-        run.pull_gathered(&mut gathering.end());
+        run.pull_gathered(&mut gathering);
         let lost = run.into_ended();
         assert!(lost.len() == count && lost.iter().all(|(_, status)| status.error.is_some()));
         assert!(alone() == 0 && device.transfers.table.count() == 0);
     }
 
-    gathering.begin(99, &mut room);
+    gathering.begin(99);
     let taken = (0..99).filter(|_| gather(&mut gathering, 0, &whole).is_none()).count();
     assert_eq!(taken, 2 * TOGETHER);
     let mut run = Run::new(core, device);
-    run.pull_gathered(&mut gathering.end());
+    run.pull_gathered(&mut gathering);
     assert_eq!(ended(run).len(), taken);
 }
 
