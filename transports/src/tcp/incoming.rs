@@ -7,7 +7,7 @@ use super::frame::{Frame, HEAD};
 use super::outflow::KEPT;
 use super::outgoing::Outgoing;
 use super::shared::{TcpShared, WatchedStream};
-use super::socket::{drain, receive};
+use super::socket::{acknowledge_now, drain, receive};
 use super::windows::{Window, Windows};
 use crate::contract::{Batch, Event, Header, Payload, PeerId, SmallArrival};
 use crate::mem::{MemMut, MemRef, PacketSource, SmallBytes, copy::copy_now};
@@ -295,10 +295,12 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// Acknowledges the bytes: all of them, or if that is due.
+    /// Acknowledges the bytes: all of them, or if that is due. A device that closes waits until its
+    /// peers' kernels have all that it sends, and so adds nothing.
     pub(super) fn acknowledge(&mut self, shared: &TcpShared, all: bool) {
         let received = self.incoming.received;
         if self.incoming.owes_ack(all)
+            && !shared.is_closed()
             && let Some(socket) = &self.socket
             && self.link.note(shared, socket, Frame::Ack { received })
         {
@@ -310,6 +312,13 @@ impl Inbound {
     pub(super) fn rest(&mut self, shared: &TcpShared) {
         self.acknowledge(shared, true);
         self.incoming.pending.shrink_to(KEPT);
+    }
+
+    /// Has the kernel acknowledge what was read: a peer that closes waits for it.
+    pub(super) fn hurry(&self) {
+        if let Some(socket) = &self.socket {
+            acknowledge_now(socket);
+        }
     }
 
     /// Drops what has come: this device is closed.

@@ -83,7 +83,7 @@ pub(super) struct Sending {
     /// Number of the peer's end; 0: not known, since no connection has come up.
     pub(super) other: u64,
     /// Number of the last connection that was begun here, or came up.
-    attempts: u64,
+    pub(super) attempts: u64,
     /// Number of the last connection that came up.
     established: u64,
     /// Rounds in a row in which all of the peer's addresses have refused.
@@ -284,10 +284,6 @@ impl Outgoing {
         };
         if !left {
             self.end(&mut sending, shared, DownCause::Closed);
-        } else if let Line::Up(socket) = &sending.line
-            && socket::drain(socket).is_err()
-        {
-            sending.line = Line::Pause(Instant::now());
         }
         !left
     }

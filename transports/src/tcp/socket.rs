@@ -153,10 +153,14 @@ pub(super) fn drain(socket: &TcpStream) -> Result<(), Errno> {
         }
     }
     if has_read {
-        // A peer that closes waits for the acknowledgement, which the kernel may delay.
-        let _ = sockopt::set_tcp_quickack(socket, true);
+        acknowledge_now(socket);
     }
     Ok(())
+}
+
+/// Has the kernel acknowledge what was read. It may delay that, and a peer that closes waits.
+pub(super) fn acknowledge_now(socket: &TcpStream) {
+    let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
 /// Returns the bytes that were sent and that the peer's kernel does not have yet.

@@ -23,6 +23,22 @@ fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() 
 }
 
 #[test]
+fn a_device_that_closes_does_not_dial_one_that_has_closed() {
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    here.device.close();
+    // The kernel of a device that is closed answers by a reset.
+    while !send(&back, 0, 8) {}
+    std::thread::sleep(Duration::from_millis(10));
+    let ends = there.device.shared.outgoing.lock().clone();
+    let dialled = || ends.iter().flatten().map(|end| end.sending.lock().attempts).max();
+    let before = dialled();
+    there.device.close();
+    assert_eq!(dialled(), before);
+}
+
+#[test]
 fn a_peer_that_reads_nothing_keeps_no_other_from_the_end_of_a_device_that_closes() {
     // Longer than anything here takes.
     let closes = TestRank::within(Duration::from_secs(40), 0, usize::MAX, 64 << 20);
