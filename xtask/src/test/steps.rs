@@ -76,10 +76,11 @@ fn test(context: &mut Context) -> Outcome {
     context.run_tests(all.env("RUST_TEST_THREADS", threads()))
 }
 
-/// Returns the tests that run at a time: many wait for a time limit, or for another process.
+/// Returns the tests that run at a time: many wait for a time limit, or for another process. Four
+/// at a time left a third of two cores idle.
 fn threads() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    cores.max(4).to_string()
+    cores.max(8).to_string()
 }
 
 /// Ignored tests that need more than time: RDMA devices, 16 GiB of memory, a reader of figures,
