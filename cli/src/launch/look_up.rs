@@ -71,6 +71,11 @@ impl Places {
 
     /// Returns the remedy for a missing program, which may be an example not yet built.
     fn hint(&self, program: &Path) -> String {
+        if program.as_os_str().as_encoded_bytes().starts_with(b"-") {
+            return "; if it is meant as an option, see `carrack run --help` for those that there \
+                    are"
+            .into();
+        }
         let in_examples = program.parent().is_some_and(|folder| folder.ends_with("examples"));
         let has_source = program.file_name().is_some_and(|name| {
             let folder = Path::new("examples").join(name);
@@ -130,6 +135,12 @@ mod tests {
             assert!(shown.contains(expected), "{shown}");
         }
         assert!(!shown.contains("cargo build"), "{shown}");
+    }
+
+    #[test]
+    fn an_unknown_option_is_told_from_a_program() {
+        let error = places(None).look_up("--frob".as_ref()).unwrap_err().to_string();
+        assert!(error.contains("carrack run --help"), "{error}");
     }
 
     #[test]

@@ -76,7 +76,8 @@ fn parse_ranks(text: &str) -> Result<u32, String> {
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     // A year is more than any job is given, and far from where clocks overflow.
-    args::seconds(text, 366.0 * 86400.0, "give a number of seconds above 0, such as 30 or 0.5")
+    let what = "give a number of seconds above 0 and up to 31622400 (a year), such as 30 or 0.5";
+    args::seconds(text, 366.0 * 86400.0, what)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::seat::Pace;
 use super::sides::Sides;
 use crate::args;
 use crate::launch::Bind;
+use carrack::Runtime;
 use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
 use clap::{Args, ValueEnum};
@@ -226,10 +227,16 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
 /// Parses a transport as its variable is parsed, so that a transport which is added to the settings
 /// is known here, too.
 pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
-    let settings =
-        Settings::from_vars([("CARRACK_TRANSPORT", text)]).map_err(|error| error.to_string())?;
-    match settings.transports() {
-        [one] => Ok(*one),
-        _ => Err("name one transport: a figure of several would be of whichever was chosen".into()),
+    let settings = Settings::from_vars([("CARRACK_TRANSPORT", text)]);
+    match settings.as_ref().map(Settings::transports) {
+        Ok([one]) => Ok(*one),
+        Err(_) => {
+            let all = Runtime::all_transports(&Settings::defaults());
+            let names: Vec<_> = all.iter().map(|transport| transport.name()).collect();
+            Err(format!("name one of {}", names.join(", ")))
+        }
+        Ok(_) => {
+            Err("name one transport: a figure of several would be of whichever was chosen".into())
+        }
     }
 }
