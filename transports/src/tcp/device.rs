@@ -536,6 +536,9 @@ impl Device for TcpDevice {
             link.bye(&self.shared, entry.map_or(0, |entry| entry.incoming.received));
         }
         loop {
+            for link in &links {
+                self.advance(&mut polling, link.index);
+            }
             links.retain(|link| !link.has_closed(&self.shared));
             if links.is_empty() || Instant::now() > until {
                 break;

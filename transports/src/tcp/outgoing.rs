@@ -273,7 +273,6 @@ impl Outgoing {
     /// Ends the link once the peer's machine has all that was posted; returns `true` if it has
     /// ended.
     pub(super) fn has_closed(&self, shared: &TcpShared) -> bool {
-        self.advance(shared);
         let mut sending = self.sending.lock();
         let left = match &sending.line {
             Line::Ended(_) => return true,
