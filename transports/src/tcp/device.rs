@@ -41,6 +41,9 @@ const SCRATCH: usize = 64 << 10;
 /// Events that are read before a poll asks for them, at most.
 const AHEAD: usize = 64;
 
+/// Messages that a device which closes takes off a connection at a time.
+const DROPPED: usize = 512;
+
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -73,6 +76,8 @@ pub(super) struct TcpPolling {
     pub(super) is_deaf: bool,
     /// Connections are not up or stand still, as of the last look.
     pub(super) is_troubled: bool,
+    /// The device closes: what comes is dropped, and acknowledged by the kernel alone.
+    is_closing: bool,
 }
 
 /// Sockets of a device.
@@ -146,6 +151,7 @@ impl TcpDevice {
                 is_crowded: false,
                 is_deaf: false,
                 is_troubled: false,
+                is_closing: false,
             };
             Ok(Arc::new_cyclic(|this| Self {
                 shared: Arc::new(shared),
@@ -212,7 +218,7 @@ impl TcpDevice {
 
     /// Takes in what has come on a connection. Returns `true` if something has.
     pub(super) fn receive(&self, polling: &mut TcpPolling, index: u32, batch: &mut Batch) -> bool {
-        let TcpPolling { inbound, scratch, .. } = polling;
+        let TcpPolling { inbound, scratch, is_closing, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
         let mut to = Receiving { packets, windows, batch, scratch };
@@ -222,8 +228,10 @@ impl TcpDevice {
         }
         match read {
             Ok(read) => {
-                let has_ended = entry.incoming.has_ended;
-                entry.acknowledge(&self.shared, has_ended);
+                let has_ended = entry.incoming.has_ended && !*is_closing;
+                if !*is_closing {
+                    entry.acknowledge(&self.shared, has_ended);
+                }
                 if read == Read::Some {
                     // Behind the acknowledgement, which is no message.
                     entry.link.has_heard();
@@ -251,10 +259,21 @@ impl TcpDevice {
     }
 
     /// Takes in what has come on all connections, and drops it. Returns `true` if something has.
+    ///
+    /// A peer that has said its end may still take messages. Once its connection has ended, it
+    /// takes no more, and is not dialled.
     fn drop_arrivals(&self, polling: &mut TcpPolling, dropped: &mut Batch) -> bool {
         let mut has_come = false;
         for index in 0..u32::try_from(polling.inbound.len()).unwrap_or(u32::MAX) {
-            let came = self.receive(polling, index, dropped);
+            let Some(Some(entry)) = polling.inbound.get(index as usize) else { continue };
+            if entry.incoming.has_ended {
+                if entry.drain().is_err() {
+                    entry.link.fail(&self.shared, DownCause::Closed);
+                }
+                continue;
+            }
+            // Where no packet is free, messages come one at a time.
+            let came = self.receive(polling, index, dropped) || !dropped.is_empty();
             dropped.drain().for_each(drop);
             if came && let Some(Some(entry)) = polling.inbound.get(index as usize) {
                 entry.hurry();
@@ -268,7 +287,9 @@ impl TcpDevice {
     fn end(&self, polling: &mut TcpPolling, index: u32, cause: DownCause) {
         if let Some(Some(entry)) = polling.inbound.get(index as usize) {
             entry.link.fail(&self.shared, cause.clone());
-            self.shared.has_died(entry.incoming.peer, cause);
+            if !polling.is_closing {
+                self.shared.has_died(entry.incoming.peer, cause);
+            }
         }
         polling.leave(index);
     }
@@ -522,12 +543,13 @@ impl Device for TcpDevice {
         }
         self.shared.flusher.end();
         let mut polling = self.polling.lock();
+        polling.is_closing = true;
         sockets::close(polling.listener.take());
         // Those that wait here hear no answer any more.
         polling.pending = Pending::of_ranks(self.shared.identity.ranks);
         polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
-        let mut dropped = Batch::new(AHEAD);
+        let mut dropped = Batch::new(DROPPED);
         let links = self.shared.outgoing.lock().clone();
         // All together: a peer's machine may take its time to acknowledge.
         let mut links: Vec<_> = links.into_iter().flatten().collect();
@@ -543,8 +565,7 @@ impl Device for TcpDevice {
             if links.is_empty() || Instant::now() > until {
                 break;
             }
-            // Peers that close at the same time wait for room here, and one that has closed takes
-            // nothing any more: it is not dialled for what it did not acknowledge.
+            // Peers that close at the same time wait for room here.
             if !self.drop_arrivals(&mut polling, &mut dropped) {
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -555,7 +576,7 @@ impl Device for TcpDevice {
         }
         polling.hot.clear();
         // Bytes that are not read would break a connection before its end is read.
-        polling.inbound.drain(..).flatten().for_each(|entry| entry.drain());
+        polling.inbound.drain(..).flatten().for_each(|entry| _ = entry.drain());
     }
 }
 

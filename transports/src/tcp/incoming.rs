@@ -295,12 +295,10 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// Acknowledges the bytes: all of them, or if that is due. A device that closes waits until its
-    /// peers' kernels have all that it sends, and so adds nothing.
+    /// Acknowledges the bytes: all of them, or if that is due.
     pub(super) fn acknowledge(&mut self, shared: &TcpShared, all: bool) {
         let received = self.incoming.received;
         if self.incoming.owes_ack(all)
-            && !shared.is_closed()
             && let Some(socket) = &self.socket
             && self.link.note(shared, socket, Frame::Ack { received })
         {
@@ -321,12 +319,12 @@ impl Inbound {
         }
     }
 
-    /// Drops what has come: this device is closed.
-    pub(super) fn drain(&self) {
-        if let Some(socket) = &self.socket {
-            // One that has ended brings nothing more.
-            let _ = drain(socket);
-        }
+    /// Drops what has come: nobody takes it.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub(super) fn drain(&self) -> Result<(), Errno> {
+        self.socket.as_ref().map_or(Ok(()), |socket| drain(socket))
     }
 }
 

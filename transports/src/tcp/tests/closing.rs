@@ -91,3 +91,53 @@ fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
         assert!(start.elapsed() < TIMEOUT / 2, "no side says that the peer is gone");
     }
 }
+
+#[test]
+fn two_devices_that_close_at_once_while_their_users_keep_all_packets_do_not_take_long() {
+    let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, 0, 64 << 20));
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    // More than the sockets hold.
+    for number in 0..24_000 {
+        for link in [&out, &back] {
+            // The flusher may hold the link at this moment.
+            while !send(link, number, 1000) {}
+        }
+    }
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.device.close());
+        there.device.close();
+    });
+    assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_device_that_has_closed_tells_of_no_peers_end() {
+    let [mut here, mut there] = [0, 1].map(TestRank::new);
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    here.device.close();
+    while !send(&back, 0, 8) {}
+    std::thread::sleep(Duration::from_millis(10));
+    there.device.close();
+    let events = there.poll_for(Duration::from_millis(20));
+    assert!(!events.iter().any(|event| matches!(event, Event::PeerDown { .. })), "{events:?}");
+}
+
+#[test]
+fn messages_of_a_device_that_closes_come_to_a_peer_that_has_dropped_its_own_link() {
+    const MESSAGES: u64 = 6000;
+    let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, usize::MAX, 64 << 20));
+    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
+    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
+    // More than the sockets hold.
+    (0..MESSAGES).for_each(|number| while !send(&out, number, PACKET) {});
+    drop(back);
+    let came = std::thread::scope(|scope| {
+        scope.spawn(|| here.device.close());
+        there.poll_for(Duration::from_secs(3))
+    });
+    let numbers: Vec<_> = came.iter().filter_map(arrival).map(|it| it.1).collect();
+    assert!(numbers.iter().copied().eq(0..MESSAGES), "{} came, {:?}", numbers.len(), came.last());
+}
