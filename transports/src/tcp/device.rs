@@ -41,9 +41,6 @@ const SCRATCH: usize = 64 << 10;
 /// Events that are read before a poll asks for them, at most.
 const AHEAD: usize = 64;
 
-/// Messages that a device which closes takes off a connection at a time.
-const DROPPED: usize = 512;
-
 /// Time between two looks at connections that stand still, or are not up.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -221,15 +218,16 @@ impl TcpDevice {
         let TcpPolling { inbound, scratch, is_closing, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
-        let mut to = Receiving { packets, windows, batch, scratch };
+        let drops = *is_closing;
+        let mut to = Receiving { packets, windows, batch, scratch, drops };
         let read = entry.incoming.read(entry.socket.as_deref(), &mut to);
         if let Some(acked) = entry.incoming.take_acked() {
             entry.link.acknowledge(&self.shared, acked);
         }
         match read {
             Ok(read) => {
-                let has_ended = entry.incoming.has_ended && !*is_closing;
-                if !*is_closing {
+                let has_ended = entry.incoming.has_ended && !drops;
+                if !drops {
                     entry.acknowledge(&self.shared, has_ended);
                 }
                 if read == Read::Some {
@@ -258,27 +256,24 @@ impl TcpDevice {
         }
     }
 
-    /// Takes in what has come on all connections, and drops it. Returns `true` if something has.
+    /// Drops what has come on all connections. Returns `true` if something has.
     ///
-    /// A peer that has said its end may still take messages. Once its connection has ended, it
-    /// takes no more, and is not dialled.
-    fn drop_arrivals(&self, polling: &mut TcpPolling, dropped: &mut Batch) -> bool {
-        let mut has_come = false;
+    /// A peer that has said its end may still take messages. Once its connection has ended, too, it
+    /// counts as closed, and is not dialled.
+    fn drop_arrivals(&self, polling: &mut TcpPolling) -> bool {
+        let (mut has_come, mut none) = (false, Batch::new(1));
         for index in 0..u32::try_from(polling.inbound.len()).unwrap_or(u32::MAX) {
             let Some(Some(entry)) = polling.inbound.get(index as usize) else { continue };
             if entry.incoming.has_ended {
                 if entry.drain().is_err() {
                     entry.link.fail(&self.shared, DownCause::Closed);
                 }
-                continue;
+            } else if self.receive(polling, index, &mut none) {
+                has_come = true;
+                if let Some(Some(entry)) = polling.inbound.get(index as usize) {
+                    entry.hurry();
+                }
             }
-            // Where no packet is free, messages come one at a time.
-            let came = self.receive(polling, index, dropped) || !dropped.is_empty();
-            dropped.drain().for_each(drop);
-            if came && let Some(Some(entry)) = polling.inbound.get(index as usize) {
-                entry.hurry();
-            }
-            has_come |= came;
         }
         has_come
     }
@@ -287,7 +282,7 @@ impl TcpDevice {
     fn end(&self, polling: &mut TcpPolling, index: u32, cause: DownCause) {
         if let Some(Some(entry)) = polling.inbound.get(index as usize) {
             entry.link.fail(&self.shared, cause.clone());
-            if !polling.is_closing {
+            if !self.shared.is_closed() {
                 self.shared.has_died(entry.incoming.peer, cause);
             }
         }
@@ -541,15 +536,14 @@ impl Device for TcpDevice {
         if !self.shared.owner.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.shared.flusher.end();
         let mut polling = self.polling.lock();
         polling.is_closing = true;
+        self.shared.flusher.end();
         sockets::close(polling.listener.take());
         // Those that wait here hear no answer any more.
         polling.pending = Pending::of_ranks(self.shared.identity.ranks);
         polling.crossed.clear();
         let until = Instant::now() + self.shared.options.timeout;
-        let mut dropped = Batch::new(DROPPED);
         let links = self.shared.outgoing.lock().clone();
         // All together: a peer's machine may take its time to acknowledge.
         let mut links: Vec<_> = links.into_iter().flatten().collect();
@@ -566,7 +560,7 @@ impl Device for TcpDevice {
                 break;
             }
             // Peers that close at the same time wait for room here.
-            if !self.drop_arrivals(&mut polling, &mut dropped) {
+            if !self.drop_arrivals(&mut polling) {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }

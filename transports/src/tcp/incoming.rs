@@ -28,6 +28,8 @@ pub(super) struct Receiving<'a> {
     pub(super) batch: &'a mut Batch,
     /// Bytes for one call of the socket.
     pub(super) scratch: &'a mut [u8],
+    /// Messages are dropped, and puts that have not begun.
+    pub(super) drops: bool,
 }
 
 /// A put whose bytes are coming in.
@@ -236,6 +238,7 @@ impl Incoming {
                 }
                 Frame::Put { window, at, len } => {
                     let window = to.windows.find(window, self.peer, (at, len))?;
+                    let window = window.filter(|_| !to.drops);
                     self.landing = Some(Landing { window, at, left: len });
                     rest = body;
                 }
@@ -256,6 +259,9 @@ impl Incoming {
 
     /// Delivers a message. Returns `false` if there is no packet for it.
     fn arrive(&self, header: Header, payload: &[u8], to: &mut Receiving<'_>) -> bool {
+        if to.drops {
+            return true;
+        }
         let payload = if let Some(mut small) = SmallBytes::zeroed(payload.len()) {
             // Both are host memory of that length.
             let _ = copy_now(MemMut::host(small.as_mut_slice()), MemRef::host(payload));
@@ -383,6 +389,7 @@ mod tests {
                 windows: &windows,
                 batch: &mut batch,
                 scratch: &mut [],
+                drops: false,
             };
             let piece = pieces.next();
             incoming.take_in(piece.unwrap_or(&[]), &mut to)?;
@@ -439,7 +446,13 @@ mod tests {
         let take = |incoming: &mut Incoming, bytes: &[u8], limit| {
             let mut batch = Batch::new(limit);
             let batch = &mut batch;
-            let mut to = Receiving { packets: &pool, windows: &windows, batch, scratch: &mut [] };
+            let mut to = Receiving {
+                packets: &pool,
+                windows: &windows,
+                batch,
+                scratch: &mut [],
+                drops: false,
+            };
             incoming.take_in(bytes, &mut to).unwrap();
         };
         let message = Frame::Message { header: Header([1, 2]), len: 0 }.encode();
@@ -463,7 +476,8 @@ mod tests {
         let mut stream = Frame::Put { window: 1, at: 2, len: 5 }.encode().to_vec();
         stream.extend(b"bytes");
         let (packets, windows) = (&pool, &windows);
-        let mut to = Receiving { packets, windows, batch: &mut batch, scratch: &mut [] };
+        let mut to =
+            Receiving { packets, windows, batch: &mut batch, scratch: &mut [], drops: false };
         let (most, last) = stream.split_at(27);
         for (at, piece) in most.chunks(3).enumerate() {
             incoming.take_in(piece, &mut to).unwrap();
