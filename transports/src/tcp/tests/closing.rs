@@ -2,16 +2,16 @@
 
 use super::*;
 
-#[test]
-fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
-    let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, usize::MAX, 64 << 20));
+/// Closes two devices at once, with as many messages of this length unsent on each side: more than
+/// the sockets hold.
+fn close_both(packets: usize, messages: u64, len: usize) {
+    let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, packets, 64 << 20));
     let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
     bring_up(&[&out, &back], &mut [&mut here, &mut there]);
-    // More than the sockets hold.
-    for number in 0..6000 {
+    for number in 0..messages {
         for link in [&out, &back] {
             // The flusher may hold the link at this moment.
-            while !send(link, number, PACKET) {}
+            while !send(link, number, len) {}
         }
     }
     let begin = Instant::now();
@@ -20,6 +20,16 @@ fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() 
         there.device.close();
     });
     assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn two_devices_that_close_at_once_with_much_unsent_do_not_wait_for_each_other() {
+    close_both(usize::MAX, 6000, PACKET);
+}
+
+#[test]
+fn two_devices_that_close_at_once_while_their_users_keep_all_packets_do_not_take_long() {
+    close_both(0, 24_000, 1000);
 }
 
 #[test]
@@ -90,26 +100,6 @@ fn a_device_that_closes_hangs_up_on_those_that_have_not_proved_themselves() {
     while !here.poll().iter().any(is_down) {
         assert!(start.elapsed() < TIMEOUT / 2, "no side says that the peer is gone");
     }
-}
-
-#[test]
-fn two_devices_that_close_at_once_while_their_users_keep_all_packets_do_not_take_long() {
-    let [mut here, mut there] = [0, 1].map(|me| TestRank::with(me, 0, 64 << 20));
-    let (out, back) = (here.connect(&there, 1), there.connect(&here, 0));
-    bring_up(&[&out, &back], &mut [&mut here, &mut there]);
-    // More than the sockets hold.
-    for number in 0..24_000 {
-        for link in [&out, &back] {
-            // The flusher may hold the link at this moment.
-            while !send(link, number, 1000) {}
-        }
-    }
-    let begin = Instant::now();
-    std::thread::scope(|scope| {
-        scope.spawn(|| here.device.close());
-        there.device.close();
-    });
-    assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
 }
 
 #[test]
