@@ -27,6 +27,7 @@ over_each_transport!(
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
     a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
+    a_peer_that_ends_in_order_is_closed_though_one_of_its_devices_was_not_used,
     a_peer_that_operations_say_is_gone_is_down,
     a_peer_that_has_ended_is_gone_for_a_device_of_which_it_had_none,
     a_receive_and_a_barrier_end_with_a_peer_that_had_fewer_devices,
@@ -254,6 +255,23 @@ fn a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device<J: Job>
     assert!(happens(&ranks, LIMIT / 2, || sink.count() > 0), "the peer's end was not noticed");
     assert_down(sink.one(&ranks), Rank(1));
     drop(held);
+}
+
+fn a_peer_that_ends_in_order_is_closed_though_one_of_its_devices_was_not_used<J: Job>() {
+    let ranks: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+    let _unused = ranks.each_ref().map(|rank| rank.device().build().unwrap());
+    let sink = Sink::keeping();
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"hello", Tag(1)).try_submit());
+    sent(&ranks, || ranks[1].post_send(Rank(0), b"hello", Tag(1)).try_submit());
+    let mut recv = ranks[0].post_recv(Rank(1), vec![0], Tag(2)).comp(&sink);
+    assert!(recv.try_submit().unwrap().is_posted());
+    drop(recv);
+    let [zero, one] = ranks;
+    drop(one);
+    let ranks = [zero];
+    let error = sink.one(&ranks).ok().expect_err("it cannot have succeeded");
+    let cause = DownCause::Closed;
+    assert_eq!(error, OpError::PeerDown { rank: Rank(1), cause });
 }
 
 /// A second device that these ranks do not use hears nothing of the end.

@@ -351,9 +351,14 @@ impl Endpoint {
         }
     }
 
+    /// Lets nothing be posted any more.
+    pub(crate) fn set_closed(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
     /// Closes the device of each transport, and ends the operations that links have.
     fn close(&self, ended: &mut Vec<Ended>) {
-        self.closed.store(true, Ordering::Release);
+        self.set_closed();
         let mut end = |op: OpContext, buffer| ended.push(op.end(buffer, Some(OpError::Closed)));
         let mut batch = Batch::new(64);
         for lane in &self.lanes {

@@ -39,6 +39,8 @@ pub(crate) struct Route {
     hold: Mutex<FlowSender>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
+    /// The link is made to find out whether the peer has closed this device, too.
+    is_sought: AtomicBool,
     /// The transport over which one rank reaches words of the other rank whose coherence owner is a
     /// NIC.
     words_over: OnceLock<&'static str>,
@@ -145,6 +147,7 @@ impl Route {
             hurdles: Hurdles::default(),
             hold: Mutex::default(),
             takes_no_notifications: AtomicBool::new(false),
+            is_sought: AtomicBool::new(false),
             words_over: OnceLock::new(),
             to_words: OnceLock::new(),
             lacks: Mutex::default(),
@@ -255,6 +258,16 @@ impl Route {
     /// Returns `true` if puts and gets that notify the peer have to wait.
     pub(crate) fn takes_no_notifications(&self) -> bool {
         self.takes_no_notifications.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the link is made to find out whether the peer has closed this device, too.
+    pub(crate) fn seek(&self) {
+        self.is_sought.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the link was made to find that out.
+    pub(crate) fn is_sought(&self) -> bool {
+        self.is_sought.load(Ordering::Relaxed)
     }
 
     /// Returns the number of operations in the backlog.

@@ -14,7 +14,7 @@ use crate::names::Rank;
 use crate::op::{Ended, Ending, Holder};
 use crate::settings::DumpChoice;
 use crate::streams::Streams;
-use carrack_transports::contract::DownCause;
+use carrack_transports::contract::{DownCause, close_all};
 use carrack_transports::signals::SignalListener;
 use parking_lot::MutexGuard;
 use std::collections::HashMap;
@@ -190,6 +190,10 @@ impl Drop for Core {
         self.sleepers.wake();
         self.exposures.end();
         self.complaints.end();
+        let devices = self.devices().clone();
+        devices.iter().for_each(|device| device.0.set_closed());
+        let lanes = devices.iter().flat_map(|device| device.0.lanes.iter());
+        close_all(&lanes.map(|lane| &*lane.device).collect::<Vec<_>>());
         for why in [Ending::Closing, Ending::Closed] {
             let mut ended = Vec::new();
             self.each_holder(&mut |holder| holder.end(&why, &mut ended));

@@ -134,6 +134,11 @@ impl Pass<'_> {
     #[cold]
     pub(super) fn peer_down(&mut self, rank: Rank, cause: DownCause) {
         let Some(route) = self.device.route(rank).cloned() else { return };
+        let cause = match cause {
+            // It was looked for, since another of its devices has closed in order.
+            DownCause::Gone(_) if route.is_sought() => DownCause::Closed,
+            cause => cause,
+        };
         if !route.set_down(cause.clone()) {
             return;
         }
@@ -165,8 +170,9 @@ impl Pass<'_> {
     fn look_for_others(&self, rank: Rank) {
         let is_default = self.device.index == 0;
         for device in self.inner.devices().iter().filter(|it| is_default || it.0.index == 0) {
-            let route = device.0.known_route(rank);
-            if route.is_none_or(|route| route.linked().is_none() && route.down().is_none()) {
+            let Some(route) = device.0.route(rank) else { continue };
+            if route.linked().is_none() && route.down().is_none() {
+                route.seek();
                 self.inner.look_out_for(device.0.index, rank);
             }
         }

@@ -22,13 +22,11 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// Sleep while an operation is in flight that no descriptor reports. Also the first of several
 /// sleeps while a peer has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
-/// Longest sleep while deliveries wait for room in their completion objects. The first of several
-/// is [`SHORT`], each further one twice as long.
-const ROOM: Duration = Duration::from_millis(1);
-/// Longest sleep while messages queue for room at a peer, of which no descriptor tells over shared
-/// memory. The first of several is [`SHORT`], each further one an eighth longer: so a wait takes
-/// about an eighth longer than its cause.
-const QUEUED: Duration = Duration::from_millis(10);
+/// Longest sleep while deliveries wait for room in their completion objects or for packets, or
+/// messages for room at a peer, of which no descriptor tells over shared memory. The first of
+/// several is [`SHORT`], each further one an eighth longer: so a wait takes about an eighth longer
+/// than its cause.
+const ROOM: Duration = Duration::from_millis(10);
 /// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
 /// does not tell.
 const UNTOLD: Duration = Duration::from_millis(5);
@@ -156,13 +154,10 @@ impl Core {
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());
         let mut span = if soon { SHORT } else { LONGEST };
-        if !soon && devices.iter().any(|device| device.0.has_backlog()) {
-            span = QUEUED.min(*nap);
+        let waits = |device: &Device| device.0.has_backlog() || !device.0.undelivered.is_empty();
+        if !soon && devices.iter().any(waits) {
+            span = ROOM.min(*nap);
             *nap = LONGEST.min(*nap * 9 / 8);
-        }
-        if !soon && devices.iter().any(|device| !device.0.undelivered.is_empty()) {
-            span = span.min(ROOM).min(*nap);
-            *nap = LONGEST.min(*nap * 2);
         }
         if !self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()) {
             // A descriptor that is readable right after a search for all absent peers reports
@@ -339,7 +334,7 @@ mod tests {
         until_queued();
         let mut nap = SHORT;
         let spans: Vec<_> = (0..60).map(|_| core.prepare_sleep(LONGEST, &mut nap).0.span).collect();
-        assert!(spans.is_sorted() && spans[0] == SHORT && spans[59] == QUEUED, "{spans:?}");
+        assert!(spans.is_sorted() && spans[0] == SHORT && spans[59] == ROOM, "{spans:?}");
     }
 
     #[test]

@@ -45,6 +45,7 @@
 
 mod address;
 mod caps;
+mod closing;
 mod event;
 mod memory;
 mod op;
@@ -53,6 +54,7 @@ mod peer_memory;
 pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::{Caps, Locality};
+pub use closing::{Closing, close_all};
 pub use event::{
     Armed, Batch, DownCause, Event, Mark, Matcher, OpFailure, Payload, Polled, SmallArrival,
 };
@@ -213,9 +215,16 @@ pub trait Device: Send + Sync {
         true
     }
 
-    /// Closes the device. Every operation that was posted then has its completion in the batches
-    /// of the polls that follow, and peers see the device gone. Messages that were sent already
-    /// still arrive.
+    /// Begins to close the device, and then advances that: it takes no further operations, tells
+    /// its peers, and sends what it has taken. Never waits. The caller asks again while it is not
+    /// [`Closing::Over`]. A device whose [`close`](Self::close) never waits does nothing here.
+    fn advance_close(&self) -> Closing {
+        Closing::Over
+    }
+
+    /// Closes the device. Waits for [`advance_close`](Self::advance_close). Every operation that
+    /// was posted then has its completion in the batches of the polls that follow, and peers see
+    /// the device gone. Messages that were sent already still arrive.
     fn close(&self);
 }
 

@@ -14,8 +14,8 @@ use super::pending::{PendingConnection, ProvedConnection};
 use super::shared::{BELL, LINK, LISTENER, PENDING, TIMER, TcpShared};
 use super::{NAME, TcpOptions, socket};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Identity, Link, Matcher, PeerId, Polled,
-    Reach, SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Closing, Cost, Device, DownCause, Identity, Link, Matcher, PeerId,
+    Polled, Reach, SubmitError, Unavailable, close_all,
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -23,6 +23,7 @@ use crate::net::key::DeviceKey;
 use crate::net::pending::Pending;
 use crate::net::shortage::Shortage;
 use crate::net::{self, interfaces, sockets};
+use crate::stderr;
 use crate::sync::{BiasedLock, Sleepers};
 use parking_lot::Mutex;
 use rustix::event::Timespec;
@@ -73,8 +74,9 @@ pub(super) struct TcpPolling {
     pub(super) is_deaf: bool,
     /// Connections are not up or stand still, as of the last look.
     pub(super) is_troubled: bool,
-    /// The device closes: what comes is dropped, and acknowledged by the kernel alone.
-    is_closing: bool,
+    /// Set when the device closes: what comes is then dropped, and acknowledged by the kernel
+    /// alone.
+    closing: Option<TcpClosing>,
 }
 
 /// Sockets of a device.
@@ -148,7 +150,7 @@ impl TcpDevice {
                 is_crowded: false,
                 is_deaf: false,
                 is_troubled: false,
-                is_closing: false,
+                closing: None,
             };
             Ok(Arc::new_cyclic(|this| Self {
                 shared: Arc::new(shared),
@@ -215,10 +217,10 @@ impl TcpDevice {
 
     /// Takes in what has come on a connection. Returns `true` if something has.
     pub(super) fn receive(&self, polling: &mut TcpPolling, index: u32, batch: &mut Batch) -> bool {
-        let TcpPolling { inbound, scratch, is_closing, .. } = polling;
+        let TcpPolling { inbound, scratch, closing, .. } = polling;
         let Some(Some(entry)) = inbound.get_mut(index as usize) else { return false };
         let (packets, windows) = (&*self.shared.packets, &*self.shared.windows);
-        let drops = *is_closing;
+        let drops = closing.is_some();
         let mut to = Receiving { packets, windows, batch, scratch, drops };
         let read = entry.incoming.read(entry.socket.as_deref(), &mut to);
         if let Some(acked) = entry.incoming.take_acked() {
@@ -254,6 +256,23 @@ impl TcpDevice {
                 true
             }
         }
+    }
+
+    /// Says to all peers that no message follows.
+    fn begin_close(&self, polling: &mut TcpPolling) {
+        self.shared.flusher.end();
+        sockets::close(polling.listener.take());
+        // Those that wait here hear no answer any more.
+        polling.pending = Pending::of_ranks(self.shared.identity.ranks);
+        polling.crossed.clear();
+        let links = self.shared.outgoing.lock().clone();
+        let links: Vec<_> = links.into_iter().flatten().collect();
+        for link in &links {
+            let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
+            link.bye(&self.shared, entry.map_or(0, |entry| entry.incoming.received));
+        }
+        let until = Instant::now() + self.shared.options.timeout;
+        polling.closing = Some(TcpClosing { links, left: 0, until });
     }
 
     /// Drops what has come on all connections. Returns `true` if something has.
@@ -532,45 +551,82 @@ impl Device for TcpDevice {
         }
     }
 
+    fn advance_close(&self) -> Closing {
+        if !self.shared.owner.is_here() {
+            return Closing::Over;
+        }
+        let mut polling = self.polling.lock();
+        if !self.shared.closed.swap(true, Ordering::AcqRel) {
+            self.begin_close(&mut polling);
+        }
+        let Some(TcpClosing { links, .. }) = &polling.closing else { return Closing::Over };
+        // All together: a peer's machine may take its time to acknowledge.
+        for link in links.clone() {
+            self.advance(&mut polling, link.index);
+        }
+        // Peers that close at the same time wait for room here.
+        let has_come = self.drop_arrivals(&mut polling);
+        let Some(closing) = &mut polling.closing else { return Closing::Over };
+        let state = closing.look(&self.shared);
+        match state {
+            _ if has_come && state != Closing::Over => Closing::Moving,
+            state => state,
+        }
+    }
+
     fn close(&self) {
-        if !self.shared.owner.is_here() || self.shared.closed.swap(true, Ordering::AcqRel) {
+        close_all(&[self]);
+        if !self.shared.owner.is_here() {
             return;
         }
         let mut polling = self.polling.lock();
-        polling.is_closing = true;
-        self.shared.flusher.end();
-        sockets::close(polling.listener.take());
-        // Those that wait here hear no answer any more.
-        polling.pending = Pending::of_ranks(self.shared.identity.ranks);
-        polling.crossed.clear();
-        let until = Instant::now() + self.shared.options.timeout;
-        let links = self.shared.outgoing.lock().clone();
-        // All together: a peer's machine may take its time to acknowledge.
-        let mut links: Vec<_> = links.into_iter().flatten().collect();
-        for link in &links {
-            let entry = polling.inbound.get(link.index as usize).and_then(Option::as_ref);
-            link.bye(&self.shared, entry.map_or(0, |entry| entry.incoming.received));
-        }
-        loop {
-            for link in &links {
-                self.advance(&mut polling, link.index);
-            }
-            links.retain(|link| !link.has_closed(&self.shared));
-            if links.is_empty() || Instant::now() > until {
-                break;
-            }
-            // Peers that close at the same time wait for room here.
-            if !self.drop_arrivals(&mut polling) {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        }
-        for link in links {
-            link.fail(&self.shared, DownCause::Closed);
-            tracing::warn!(peer = %link.peer, "messages to a peer that takes none are lost");
-        }
         polling.hot.clear();
         // Bytes that are not read would break a connection before its end is read.
         polling.inbound.drain(..).flatten().for_each(|entry| _ = entry.drain());
+    }
+}
+
+/// The end of a device whose peers have not taken everything yet.
+#[derive(Debug)]
+struct TcpClosing {
+    links: Vec<Arc<Outgoing>>,
+    /// Bytes that they have not taken.
+    left: u64,
+    /// Time when the links that are left fail, unless a peer takes something before.
+    until: Instant,
+}
+
+impl TcpClosing {
+    /// Takes out the links whose peers have everything, and ends all others if none has taken a
+    /// byte within the limit.
+    fn look(&mut self, shared: &TcpShared) -> Closing {
+        self.links.retain(|link| !link.has_closed(shared));
+        let left = self.links.iter().map(|link| link.left().iter().sum::<u64>()).sum();
+        if self.links.is_empty() {
+            return Closing::Over;
+        }
+        if left != self.left {
+            (self.left, self.until) = (left, Instant::now() + shared.options.timeout);
+            return Closing::Moving;
+        }
+        if Instant::now() < self.until {
+            return Closing::Waiting;
+        }
+        for link in self.links.drain(..) {
+            // The kernel goes on with what it has.
+            let [unsent, _] = link.left();
+            if unsent > 0 {
+                stderr::say(format_args!(
+                    "{unsent} bytes to rank {} are lost, since this rank ends and that one has \
+                     taken nothing for {} s: let it make progress until it has all, or raise \
+                     CARRACK_PEER_TIMEOUT",
+                    link.peer.0,
+                    shared.options.timeout.as_secs_f64()
+                ));
+            }
+            link.fail(shared, DownCause::Closed);
+        }
+        Closing::Over
     }
 }
 

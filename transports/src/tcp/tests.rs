@@ -10,7 +10,7 @@ use super::address::TcpAddress;
 use super::device::TcpDevice;
 use super::outgoing::Line;
 use crate::contract::{
-    Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
+    Batch, Device, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit, close_all,
 };
 use crate::mem::{HostAllocator, MemRef, Packet, PacketPool, PacketSource};
 use crate::net::key::DeviceKey;

@@ -75,6 +75,62 @@ fn a_peer_that_reads_nothing_keeps_no_other_from_the_end_of_a_device_that_closes
 }
 
 #[test]
+fn a_device_whose_peer_takes_nothing_does_not_delay_the_end_of_another() {
+    // Longer than anything here takes.
+    let delayed = TestRank::within(Duration::from_secs(40), 0, usize::MAX, 64 << 20);
+    let (mut delayed, mut closes) = (delayed, TestRank::new(0));
+    let (mut stuck, mut other) = (TestRank::new(1), TestRank::new(2));
+    let (to_stuck, to_other) = (delayed.connect(&stuck, 1), closes.connect(&other, 2));
+    bring_up(&[&to_stuck], &mut [&mut delayed, &mut stuck]);
+    bring_up(&[&to_other], &mut [&mut closes, &mut other]);
+    // More than the kernels of both sides hold.
+    (0..8000).for_each(|number| while !send(&to_stuck, number, PACKET) {});
+    while !send(&to_other, 0, PACKET) {}
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| close_all(&[&*delayed.device, &*closes.device]));
+        let start = Instant::now();
+        let mut came = Vec::new();
+        while !came.iter().any(is_closed) {
+            came.extend(other.poll());
+            assert!(start.elapsed() < Duration::from_secs(20), "its end is not told");
+        }
+        assert!(came.iter().any(|event| arrival(event).is_some()), "{came:?}");
+        assert!(!closing.is_finished(), "nothing was left for the peer that reads nothing");
+        while !closing.is_finished() {
+            stuck.poll();
+        }
+    });
+}
+
+#[test]
+fn all_comes_to_a_peer_that_takes_it_slowly_from_a_device_that_closes() {
+    const MESSAGES: u64 = 8000;
+    let limit = Duration::from_secs(1);
+    let mut closes = TestRank::within(limit, 0, usize::MAX, 64 << 20);
+    let mut slow = TestRank::new(1);
+    let link = closes.connect(&slow, 1);
+    bring_up(&[&link], &mut [&mut closes, &mut slow]);
+    (0..MESSAGES).for_each(|number| while !send(&link, number, PACKET) {});
+    let start = Instant::now();
+    let mut came = Vec::new();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| closes.device.close());
+        // A part at a time, until the device has waited longer than for one that takes nothing.
+        while start.elapsed() < 2 * limit {
+            (0..50).for_each(|_| came.extend(slow.poll()));
+            std::thread::sleep(limit / 8);
+        }
+        assert!(!closing.is_finished(), "nothing was left");
+        while !came.last().is_some_and(is_down) {
+            came.extend(slow.poll());
+            assert!(start.elapsed() < Duration::from_secs(60), "its end is not told");
+        }
+    });
+    let numbers = came.iter().filter_map(arrival).map(|it| it.1);
+    assert!(numbers.eq(0..MESSAGES), "{} came, then {:?}", came.len(), came.last());
+}
+
+#[test]
 fn a_device_that_has_closed_is_not_reached_where_a_forked_child_has_its_listener() {
     let mut here = TestRank::new(0);
     let there = TestRank::new(1);
