@@ -97,7 +97,7 @@ pub enum OpError {
     /// The receive was cancelled, before its message came.
     #[error("the receive was cancelled, and took no message: post another one for its message")]
     Cancelled,
-    /// The device or the runtime was closed first.
+    /// The device or the runtime was closed first. A message may have arrived all the same.
     #[error(
         "the runtime was closed before the operation completed: wait for the operation, or cancel \
         it, before the runtime is dropped"

@@ -46,6 +46,7 @@
 
 pub(crate) mod address;
 mod calls;
+mod closing;
 mod device;
 mod ends;
 mod flusher;
