@@ -7,7 +7,7 @@ use carrack::bootstrap::Source;
 use carrack::settings::{RESERVED, Settings};
 use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuInfo, PeerInfo};
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use clap::Args;
 use minijinja::context;
 use serde_json::{Value, json};

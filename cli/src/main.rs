@@ -24,7 +24,7 @@ mod perf;
 mod selftest;
 mod template;
 
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use clap::{Parser, Subcommand};
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;

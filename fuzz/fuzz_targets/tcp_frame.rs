@@ -2,8 +2,8 @@
 //! was read is written as it came.
 #![no_main]
 
-use carrack::transports::contract::AddressBlob;
-use carrack::transports::internals::tcp::{Frame, HEAD, TcpAddress};
+use carrack_transports::contract::AddressBlob;
+use carrack_transports::internals::tcp::{Frame, HEAD, TcpAddress};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

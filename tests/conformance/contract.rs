@@ -9,13 +9,13 @@ use carrack::transports::contract::{
     Payload, PeerId, Polled, Reach, Submit, SubmitError, Transport,
 };
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::transports::loopback::Loopback;
 use carrack::transports::mem::GpuAllocator;
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::shm::{Geometry, Shm};
-use carrack::transports::tcp::{Tcp, TcpOptions};
-use carrack::transports::verbs::{Rdma, VerbsOptions};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+use carrack_transports::loopback::Loopback;
+use carrack_transports::shm::{Geometry, Shm};
+use carrack_transports::tcp::{Tcp, TcpOptions};
+use carrack_transports::verbs::{Rdma, VerbsOptions};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -241,10 +241,8 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
         ),
         "{elsewhere:?}"
     );
-    let other = zero
-        .post_fetch_add(Rank(1), &rmr, 0, 1)
-        .require(carrack::transports::cuda_ipc::NAME)
-        .wait();
+    let other =
+        zero.post_fetch_add(Rank(1), &rmr, 0, 1).require(carrack_transports::cuda_ipc::NAME).wait();
     assert!(
         matches!(&other, Err(AwaitError::Post(PostError::Path { why, .. })) if why.contains("NIC")),
         "{other:?}"

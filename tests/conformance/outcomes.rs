@@ -436,10 +436,10 @@ fn a_receive_into_immutable_bytes_is_refused_and_gives_them_back<J: Job>() {
 
 fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
     let ranks = J::pair();
-    let other = if J::PATH == carrack::transports::shm::NAME {
-        carrack::transports::loopback::NAME
+    let other = if J::PATH == carrack_transports::shm::NAME {
+        carrack_transports::loopback::NAME
     } else {
-        carrack::transports::shm::NAME
+        carrack_transports::shm::NAME
     };
     assert!(
         posted(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).require(J::PATH).try_submit())

@@ -129,10 +129,10 @@ fn a_peer_that_has_not_started_is_a_retry_and_is_reached_once_it_has<J: Job>() {
 fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_none<J: Job>() {
     let mut job = unstarted(2).into_iter();
     let zero = start(job.next().unwrap(), J::settings());
-    let other = if J::PATH == carrack::transports::shm::NAME {
-        carrack::transports::loopback::NAME
+    let other = if J::PATH == carrack_transports::shm::NAME {
+        carrack_transports::loopback::NAME
     } else {
-        carrack::transports::shm::NAME
+        carrack_transports::shm::NAME
     };
     let sinks = [other, J::PATH].map(|path| {
         let ended = Sink::keeping();

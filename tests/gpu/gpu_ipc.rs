@@ -157,7 +157,7 @@ fn kinds(role: &Role) {
                 let post = runtime.post_put(Rank(1), buffer, &rmr, at as u64).comp(done);
                 post.tag(Tag(at as u64))
                     .remote_comp(name_of(name))
-                    .require(carrack::transports::cuda_ipc::NAME)
+                    .require(carrack_transports::cuda_ipc::NAME)
                     .submit()
             });
             assert_eq!(status.unwrap().ok().unwrap().size, len);
@@ -398,7 +398,7 @@ fn off(role: &Role) {
     let slice = gpu.allocate(10, Flavour::Plain).unwrap().slice(0, 10).unwrap();
     let demanded = runtime
         .post_put(Rank(1), slice.clone(), &rmr, 0)
-        .require(carrack::transports::cuda_ipc::NAME)
+        .require(carrack_transports::cuda_ipc::NAME)
         .try_submit();
     let Err(PostError::Path { required: "cuda_ipc", why, .. }) = demanded else {
         panic!("{demanded:?}")

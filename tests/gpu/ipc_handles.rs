@@ -14,7 +14,7 @@ use carrack::ipc::{
 use carrack::transports::gpu::{Flavour, HandleForm, Until};
 use carrack::transports::mem::copy::copy_and_wait;
 use carrack::transports::mem::{MemKind, Region};
-use carrack::transports::net::packets::{Channel, Listener, Received};
+use carrack_transports::net::packets::{Channel, Listener, Received};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 

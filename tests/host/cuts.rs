@@ -11,9 +11,9 @@ use carrack::transports::contract::{
     Batch, Device, Domain, Event, Exposed, Header, Identity, Link, Op, OpToken, Payload, PeerId,
     Submit, Transport,
 };
-use carrack::transports::internals::tcp::TcpAddress;
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::tcp::{Tcp, TcpOptions};
+use carrack_transports::internals::tcp::TcpAddress;
+use carrack_transports::tcp::{Tcp, TcpOptions};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 
 /// Time between the request to end and the kill.
 pub(super) const GRACE: Duration = Duration::from_secs(2);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use carrack::bootstrap::tcp::StandIn;
 use carrack::bootstrap::{Departure, JobId};
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use nix::sys::signal::Signal as Named;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, fstat};

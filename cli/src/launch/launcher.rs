@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};

@@ -44,7 +44,7 @@ use std::process::ExitCode;
 
 use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::bootstrap::tcp::variables::RUN_ID;
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 
 pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;

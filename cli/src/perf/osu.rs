@@ -16,7 +16,7 @@ use crate::{USAGE, is_closed_pipe};
 use crate::{args, gpus};
 use carrack::Runtime;
 use carrack::settings::{TransportChoice, parse_size};
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use std::io::{self, Write as _};

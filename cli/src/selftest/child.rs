@@ -2,7 +2,7 @@
 
 use super::SelftestError;
 use crate::launch::tie;
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use children::{ChildError, Running, interrupted};
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -5,7 +5,7 @@
 use super::unpacked::{ARCHIVE, Programs};
 use super::{SelftestError, suites};
 use crate::launch::is_executable;
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;

@@ -40,7 +40,7 @@ pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
 use crate::{USAGE, bar};
-use carrack::transports::stderr::say;
+use carrack_transports::stderr::say;
 use children::echo;
 use kit::Kit;
 use machine::Machine;

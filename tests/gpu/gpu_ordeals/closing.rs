@@ -109,7 +109,7 @@ pub(crate) fn in_flight(role: &Role) {
         let begun = runtime
             .post_get(Rank(0), buffer, &rmr, 0)
             .comp(&done)
-            .require(carrack::transports::cuda_ipc::NAME)
+            .require(carrack_transports::cuda_ipc::NAME)
             .try_submit();
         assert!(begun.unwrap().is_posted());
         drop(rmr);

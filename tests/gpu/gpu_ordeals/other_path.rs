@@ -9,9 +9,9 @@ use carrack::transports::contract::{
     Matcher, PeerId, Polled, Reach, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::PacketSource;
-use carrack::transports::shm::{Geometry, Shm};
 use carrack::{Rank, Runtime, Tag};
 use carrack_simulators::gpu::FakeConfig;
+use carrack_transports::shm::{Geometry, Shm};
 use std::sync::Arc;
 use std::time::Duration;
 

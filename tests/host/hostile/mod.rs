@@ -16,17 +16,17 @@ use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
     Transport,
 };
-use carrack::transports::internals::shm::{
+use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
+use carrack::{OpError, ProgressError, Rank, Runtime, Tag};
+use carrack_transports::internals::shm::{
     HandshakeMessage, MAX_MESSAGE, PROTOCOL, ShmAddress, SocketNamespace, greeting,
 };
-use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::net::greeting::{Failure, Progress};
-use carrack::transports::net::packets::{Channel, Listener, Received};
-use carrack::transports::net::proof::Role;
-use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};
-use carrack::transports::shm::{Geometry, Shm};
-use carrack::transports::sync::ring::{Producer, Slots};
-use carrack::{OpError, ProgressError, Rank, Runtime, Tag};
+use carrack_transports::net::greeting::{Failure, Progress};
+use carrack_transports::net::packets::{Channel, Listener, Received};
+use carrack_transports::net::proof::Role;
+use carrack_transports::shm::segment::{BellPage, Segment, SegmentSlots};
+use carrack_transports::shm::{Geometry, Shm};
+use carrack_transports::sync::ring::{Producer, Slots};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore};
 use rustix::fs::{MemfdFlags, SealFlags};

@@ -5,9 +5,9 @@ use super::receivers::{FalseReceiver, am, eventfd};
 use super::{ATTACKER, Fixture, GEOMETRY, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
-use carrack::transports::internals::shm::{HandshakeMessage, ShmAddress, SocketNamespace};
-use carrack::transports::net::packets::{Channel, ConnectError, Peer, Received};
-use carrack::transports::shm::segment::{BellPage, Segment};
+use carrack_transports::internals::shm::{HandshakeMessage, ShmAddress, SocketNamespace};
+use carrack_transports::net::packets::{Channel, ConnectError, Peer, Received};
+use carrack_transports::shm::segment::{BellPage, Segment};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,

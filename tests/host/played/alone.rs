@@ -5,8 +5,8 @@ use crate::support::keys::{forged, without_keys};
 use carrack::buffer::Region;
 use carrack::transports::contract::PeerMemoryError;
 use carrack::transports::mem::MemRef;
-use carrack::transports::sync::split::Piece;
 use carrack::{OpError, PeerState, Rank, Tag};
+use carrack_transports::sync::split::Piece;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 

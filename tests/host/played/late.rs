@@ -21,7 +21,7 @@ const UNITS: u32 = 8;
 struct Helping {
     peer: std::sync::Weak<Peer>,
     splits: Arc<Splitting>,
-    piece: Mutex<Option<carrack::transports::sync::split::Piece>>,
+    piece: Mutex<Option<carrack_transports::sync::split::Piece>>,
 }
 
 impl PeerMemory for Helping {

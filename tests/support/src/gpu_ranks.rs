@@ -236,7 +236,7 @@ pub fn get(
 
 /// Tries the copy engine first, and then any path.
 fn went(call: impl Fn(Option<&'static str>) -> Result<Status, PostError>) -> (Went, Buffer) {
-    let why = match call(Some(carrack::transports::cuda_ipc::NAME)) {
+    let why = match call(Some(carrack_transports::cuda_ipc::NAME)) {
         Ok(status) => return (Went::Mapped, status.ok().expect("it is mapped").buffer),
         Err(PostError::Path { required: "cuda_ipc", why, .. }) => why,
         Err(error) => panic!("{error}"),

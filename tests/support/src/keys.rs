@@ -1,7 +1,7 @@
 //! Remote keys that no owner gives out.
 
 use carrack::RemoteKey;
-use carrack::transports::fnv;
+use carrack_transports::fnv;
 
 /// Bytes of a key in front of the transports' keys: owner, number, offset and length.
 const HEAD: usize = 4 + 3 * 8;

@@ -121,7 +121,7 @@ pub struct OverLoopback;
 impl Job for OverLoopback {
     const NAME: &'static str = "loopback";
     const TRANSPORT: TransportChoice = TransportChoice::Loopback;
-    const PATH: &'static str = carrack::transports::loopback::NAME;
+    const PATH: &'static str = carrack_transports::loopback::NAME;
     const TRIES_LOCKS: bool = false;
 }
 
@@ -130,7 +130,7 @@ pub struct OverShm;
 impl Job for OverShm {
     const NAME: &'static str = "shm";
     const TRANSPORT: TransportChoice = TransportChoice::Shm;
-    const PATH: &'static str = carrack::transports::shm::NAME;
+    const PATH: &'static str = carrack_transports::shm::NAME;
     const TRIES_LOCKS: bool = true;
 }
 
@@ -139,7 +139,7 @@ pub struct OverTcp;
 impl Job for OverTcp {
     const NAME: &'static str = "tcp";
     const TRANSPORT: TransportChoice = TransportChoice::Tcp;
-    const PATH: &'static str = carrack::transports::tcp::NAME;
+    const PATH: &'static str = carrack_transports::tcp::NAME;
     const TRIES_LOCKS: bool = true;
     const MAPS: bool = false;
     const TAKES_TIME: bool = true;
@@ -166,7 +166,7 @@ pub struct OverVerbs;
 impl Job for OverVerbs {
     const NAME: &'static str = "verbs";
     const TRANSPORT: TransportChoice = TransportChoice::Verbs;
-    const PATH: &'static str = carrack::transports::verbs::NAME;
+    const PATH: &'static str = carrack_transports::verbs::NAME;
     const TRIES_LOCKS: bool = true;
     const IS_RDMA: bool = true;
 
@@ -185,7 +185,7 @@ pub struct OverSimulatedNic;
 impl Job for OverSimulatedNic {
     const NAME: &'static str = "verbs-simulated";
     const TRANSPORT: TransportChoice = TransportChoice::VerbsSimulated;
-    const PATH: &'static str = carrack::transports::verbs::SIMULATED;
+    const PATH: &'static str = carrack_transports::verbs::SIMULATED;
     const TRIES_LOCKS: bool = true;
     const IS_RDMA: bool = true;
 }

@@ -6,8 +6,8 @@ use carrack::transports::contract::{
     Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Faults, SimulatedNic};
+use carrack_transports::verbs::VerbsOptions;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -8,13 +8,13 @@ use crate::support::{
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
 use carrack::transports::gpu::{EventState, GpuError, GpuEvent};
-use carrack::transports::verbs::VerbsOptions;
-use carrack::transports::verbs::sys::bindings::IBV_WC_RETRY_EXC_ERR;
 use carrack::{
     AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, RemoteKey, Runtime, Status,
     Synchronizer, Tag,
 };
 use carrack_simulators::nic::{Config, Limits, SimulatedNic, Which};
+use carrack_transports::verbs::VerbsOptions;
+use carrack_transports::verbs::sys::bindings::IBV_WC_RETRY_EXC_ERR;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

@@ -4,9 +4,9 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, built, connect, pattern, settle, until};
 use carrack::bootstrap::InProcess;
 use carrack::region::Region;
-use carrack::transports::verbs::VerbsOptions;
 use carrack::{Buffer, Rank, Runtime, Status, Tag};
 use carrack_simulators::nic::{Config, HeldWork, MemoryCounters, SimulatedNic};
+use carrack_transports::verbs::VerbsOptions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -8,9 +8,9 @@ use carrack::transports::contract::{
     SubmitError, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, PacketPool};
-use carrack::transports::verbs::VerbsOptions;
 use carrack::{OpError, Rank, Synchronizer, Tag};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
+use carrack_transports::verbs::VerbsOptions;
 use std::sync::Arc;
 use std::time::Duration;
 

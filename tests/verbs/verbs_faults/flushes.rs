@@ -6,10 +6,10 @@ use crate::support::{Job, OverSimulatedNic, Watchdog, built, connect, until, unt
 use carrack::bootstrap::InProcess;
 use carrack::region::Region;
 use carrack::transports::gpu::{EventState, GpuError, GpuEvent};
-use carrack::transports::verbs::VerbsOptions;
-use carrack::transports::verbs::sys::bindings::IBV_WC_RETRY_EXC_ERR;
 use carrack::{Counter, Handler, Mr, OpError, PostError, Rank, Runtime, Status, Tag};
 use carrack_simulators::nic::{Config, SimulatedNic, Which};
+use carrack_transports::verbs::VerbsOptions;
+use carrack_transports::verbs::sys::bindings::IBV_WC_RETRY_EXC_ERR;
 use parking_lot::Mutex;
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use crate::support::Watchdog;
 use crate::support::nics::{Fixture, Side, fabric, identity, nic, options};
 use carrack::transports::contract::SubmitError;
-use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Limits, LinkLayer};
+use carrack_transports::verbs::VerbsOptions;
 
 fn limited(limits: Limits) -> Config {
     Config { limits, ..Config::default() }

@@ -2,8 +2,8 @@
 
 use crate::support::Watchdog;
 use crate::support::nics::{Fixture, options};
-use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, Limits};
+use carrack_transports::verbs::VerbsOptions;
 
 /// Number of receives: small, so that a lost one is missed.
 const RECEIVES: u32 = 8;

@@ -5,12 +5,12 @@ use crate::support::nics::{fabric, nic};
 use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, connect, pattern, until_with_errors};
 use carrack::bootstrap::InProcess;
-use carrack::transports::verbs::VerbsOptions;
-use carrack::transports::verbs::sys::bindings::{
-    IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
-};
 use carrack::{OpError, PostError, Rank, Runtime, Tag, UserContext};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
+use carrack_transports::verbs::VerbsOptions;
+use carrack_transports::verbs::sys::bindings::{
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -4,8 +4,8 @@ use crate::support::nics::{Side, bytes_of, fabric, identity, nic, options, submi
 use crate::support::{Watchdog, nics_go_on, pattern};
 use carrack::transports::contract::{Armed, Event, Header, Link, PeerId, Submit};
 use carrack::transports::mem::{HostAllocator, PacketPool, PacketSource};
-use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::Config;
+use carrack_transports::verbs::VerbsOptions;
 use std::sync::Arc;
 
 /// Packets of the receiver.

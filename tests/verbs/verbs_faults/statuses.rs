@@ -3,11 +3,11 @@
 use crate::support::Watchdog;
 use crate::support::nics::Fixture;
 use carrack::transports::contract::DownCause;
-use carrack::transports::verbs::sys::bindings::{
+use carrack_simulators::nic::Which;
+use carrack_transports::verbs::sys::bindings::{
     IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
     IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_TM_RNDV_INCOMPLETE,
 };
-use carrack_simulators::nic::Which;
 
 /// All that are none of success.
 const STATUSES: std::ops::RangeInclusive<u32> = IBV_WC_LOC_LEN_ERR..=IBV_WC_TM_RNDV_INCOMPLETE;

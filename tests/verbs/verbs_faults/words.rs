@@ -5,9 +5,9 @@ use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, unt
 use carrack::bootstrap::InProcess;
 use carrack::settings::{SettingsBuilder, TransportChoice};
 use carrack::transports::contract::{Event, Identity, PeerId};
-use carrack::transports::verbs::VerbsOptions;
 use carrack::{Rank, Runtime, StartError, Tag};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
+use carrack_transports::verbs::VerbsOptions;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@ use super::fixture::{GpuFixture, Place};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{Identity, PeerId, Transport};
 use carrack::transports::gpu::{Driver, RemoteWrites};
-use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
+use carrack_transports::verbs::VerbsOptions;
 use std::sync::Arc;
 
 /// Sends bytes from each kind of memory to each other one, on any path.

@@ -5,21 +5,21 @@
 use crate::support::LIMIT;
 use crate::support::nics::{Fixture, PACKET, fabric_of, nic};
 use carrack::transports::contract::{Identity, PeerId};
-use carrack::transports::internals::verbs::{
+use carrack_simulators::nic::{Config, SimulatedNic};
+use carrack_transports::internals::verbs::{
     QueuePairEnd, RdmaAddress, SetupChannel, SetupMessage, SetupReceived, greeting,
 };
-use carrack::transports::net::greeting::{Failure, Progress};
-use carrack::transports::net::key::DeviceKey;
-use carrack::transports::net::proof::{Role, Session};
-use carrack::transports::verbs::port::choose_gid;
-use carrack::transports::verbs::sys::bindings::{
+use carrack_transports::net::greeting::{Failure, Progress};
+use carrack_transports::net::key::DeviceKey;
+use carrack_transports::net::proof::{Role, Session};
+use carrack_transports::verbs::port::choose_gid;
+use carrack_transports::verbs::sys::bindings::{
     self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
 };
-use carrack::transports::verbs::sys::{
+use carrack_transports::verbs::sys::{
     AccessFlags, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair,
     QueuePairSpec, SharedReceiveQueue,
 };
-use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -5,12 +5,12 @@ use crate::support::alone::is_alone;
 use crate::support::nics::{Fixture, Heard, Side, fabric_of, identity, nic, options};
 use crate::support::{Watchdog, random, rng};
 use carrack::transports::contract::{DownCause, Event, PeerId};
-use carrack::transports::internals::verbs::{
+use carrack_simulators::nic::Config;
+use carrack_transports::internals::verbs::{
     MAX_MESSAGE, QueuePairEnd, RdmaAddress, SetupChannel, SetupMessage, SetupReceived,
 };
-use carrack::transports::net::key::DeviceKey;
-use carrack::transports::net::proof::{Role, Session};
-use carrack_simulators::nic::Config;
+use carrack_transports::net::key::DeviceKey;
+use carrack_transports::net::proof::{Role, Session};
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::Write;

@@ -4,8 +4,8 @@ use super::attacker::{Attacker, ME, PATIENCE};
 use crate::support::Watchdog;
 use crate::support::nics::{Fixture, PACKET, submit};
 use carrack::transports::contract::{Armed, DownCause, Link, Submit, SubmitError};
-use carrack::transports::internals::verbs::{RdmaAddress, SetupMessage};
-use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
+use carrack_transports::internals::verbs::{RdmaAddress, SetupMessage};
+use carrack_transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
 use std::sync::Arc;
 
 #[track_caller]

@@ -5,12 +5,12 @@
 use super::{nics, ranks, soon_again};
 use crate::support::{Watchdog, settle, until};
 use carrack::buffer::Region;
-use carrack::transports::verbs::VerbsOptions;
 use carrack::{
     AwaitError, CompQueue, Mr, OpError, PostError, Rank, RemoteKey, Runtime, Status, Tag,
     UserContext,
 };
 use carrack_simulators::nic::Config;
+use carrack_transports::verbs::VerbsOptions;
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

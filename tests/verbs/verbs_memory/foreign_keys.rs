@@ -7,9 +7,9 @@ use crate::support::ranks::scratch;
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, built, connect, posted, settle, until};
 use carrack::buffer::Region;
-use carrack::transports::verbs::VerbsOptions;
 use carrack::{AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RemoteKey, Runtime};
 use carrack_simulators::nic::Config;
+use carrack_transports::verbs::VerbsOptions;
 
 fn registered(owner: &Runtime, region: &Region) -> [(Mr, RemoteKey); 2] {
     let agents = [(AtomicAgent::Owner, 0), (AtomicAgent::Nic, 512)];

@@ -16,8 +16,8 @@ mod registering;
 use crate::support::{Job, OverSimulatedNic, built, connect, unstarted};
 use carrack::Runtime;
 use carrack::settings::SettingsBuilder;
-use carrack::transports::verbs::VerbsOptions;
 use carrack_simulators::nic::{Config, SimulatedNic};
+use carrack_transports::verbs::VerbsOptions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

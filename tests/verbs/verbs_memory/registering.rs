@@ -4,9 +4,9 @@ use super::{nics, ranks};
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, connect, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
-use carrack::transports::verbs::VerbsOptions;
 use carrack::{AtomicAgent, Rank, RemoteKey, Runtime, Tag};
 use carrack_simulators::nic::{Config, Limits};
+use carrack_transports::verbs::VerbsOptions;
 
 /// Limit of locked memory: well above the queues and packets of a rank, and below the user memory
 /// that these tests register.
