@@ -11,6 +11,7 @@
 //! | memory that other ranks reach | [`Runtime::register_memory`]; [`region`] |
 //! | GPUs | [`transports::gpu`]; [`alloc`], [`ipc`], [`packet`], [`trial`] |
 //! | groups of ranks | [`Group`] |
+//! | a transport, GPU driver or allocator of your own | [`transports`] |
 //! | reports | [`explain`], [`Runtime::pending`], [`Runtime::peer_state`] |
 //!
 //! [`prelude`] has the items that most programs use.
@@ -64,9 +65,9 @@ pub mod settings;
 mod simulators;
 mod staging;
 mod streams;
+pub mod transports;
 mod undelivered;
 
-pub use carrack_transports as transports;
 pub use carrack_transports::trial;
 
 pub use api::buffer::{self, Buffer, SendBuffer};

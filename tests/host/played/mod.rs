@@ -13,11 +13,11 @@ use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{
     AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event,
     Exposed, Header, Identity, Link, Locality, Matcher, Op, OpToken, Payload, PeerId, PeerMemory,
-    Polled, Reach, RemotePlace, SmallArrival, Splits, Submit, SubmitError, Transport, Unavailable,
+    Polled, Reach, RemotePlace, SmallArrival, Split, Splits, Submit, SubmitError, Transport,
+    Unavailable,
 };
 use carrack::transports::mem::copy::copy_now;
 use carrack::transports::mem::{Buffer, MemMut, PacketSource, SmallBytes};
-use carrack::transports::sync::Split;
 use carrack::{Runtime, RuntimeBuilder};
 use parking_lot::Mutex;
 use std::collections::VecDeque;

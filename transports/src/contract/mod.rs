@@ -52,6 +52,7 @@ mod op;
 mod peer_memory;
 
 pub use crate::mem::{Lender, Loan};
+pub use crate::sync::Split;
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::{Caps, Locality};
 pub use closing::{Closing, close_all};
