@@ -23,7 +23,7 @@ fn what_is_there_stays_where_and_as_it_is_while_the_buffer_grows_and_shrinks() {
     let gpus = Gpus::here();
     let mut buffer = buffer(&gpus, 16);
     assert_eq!((buffer.len(), buffer.capacity(), buffer.stripe()), (0, 16 * STRIPE, STRIPE));
-    assert!(buffer.is_empty() && buffer.gpu_at(0).is_none());
+    assert!(buffer.is_empty());
     let addr = buffer.addr();
     // By steps of different lengths, of which each is rounded up.
     for (turn, (asked, held)) in
@@ -75,7 +75,7 @@ fn stripes_are_dealt_out_to_the_gpus_in_turn_and_each_is_an_allocation_of_its_ow
     for (at, stripe) in stripes(&buffer).iter().enumerate() {
         let owner = &gpus.all[at % gpus.all.len()];
         assert_eq!(stripe.kind(), MemKind::Device(owner.info().uuid));
-        assert_eq!(buffer.gpu_at(at * STRIPE + 5).unwrap().info().uuid, owner.info().uuid);
+        assert_eq!(stripe.gpu().unwrap().info().uuid, owner.info().uuid);
         let extent = gpus.driver.classify(stripe.addr() + 5).unwrap().expect("memory of a device");
         assert_eq!((extent.base, extent.len), (stripe.addr(), STRIPE), "one handle");
         assert_eq!((extent.kind, extent.context), (stripe.kind(), None));

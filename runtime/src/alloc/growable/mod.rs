@@ -281,11 +281,6 @@ impl GrowableBuffer {
         (first..=last).map(piece).collect::<Option<_>>().ok_or_else(outside)
     }
 
-    /// Returns the GPU whose memory holds the byte at `offset`, or `None` outside the buffer.
-    pub fn gpu_at(&self, offset: usize) -> Option<&Arc<dyn Gpu>> {
-        self.stripes.get(offset / self.stripe)?.gpu()
-    }
-
     /// Returns the first and the last stripe that a range touches, or `None` if it is not in the
     /// buffer.
     fn touched(&self, offset: usize, len: usize) -> Option<(usize, usize)> {
