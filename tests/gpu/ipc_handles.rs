@@ -11,7 +11,7 @@ use carrack::ipc::{
     EVENT_BYTES, IpcError, IpcMemory, ipc_export, ipc_export_as, ipc_export_event, ipc_open,
     ipc_open_event,
 };
-use carrack::transports::gpu::{Flavour, HandleForm, Until};
+use carrack::transports::gpu::{Flavour, HandleForm};
 use carrack::transports::mem::copy::copy_and_wait;
 use carrack::transports::mem::{MemKind, Region};
 use carrack_transports::net::packets::{Channel, Listener, Received};
@@ -211,7 +211,7 @@ fn records(role: &Role) {
     for turn in 1..=3 {
         // SAFETY: the word is aligned, pinned, kept until the stream is done with it, and used by
         // atomic operations only.
-        unsafe { stream.wait_value64(word.addr() as *const u64, turn, Until::Equal) }.unwrap();
+        unsafe { stream.wait_value64(word.addr() as *const u64, turn) }.unwrap();
         event.record(&*stream).unwrap();
         role.tells(&format!("recorded {turn}"), &ipc_export_event(&*event).unwrap());
         role.told(&format!("looked {turn}"), 1);

@@ -12,7 +12,7 @@ use super::event::Promise;
 use super::faults::GpuFaults;
 use super::memory::Alias;
 use super::standstill::Standstill;
-use carrack_transports::gpu::{GpuError, GpuEvent, Until};
+use carrack_transports::gpu::{GpuError, GpuEvent};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ pub(super) enum StreamJob {
     Launch { body: KernelBody, delay: Duration },
     Record(Promise),
     Wait(GpuEvent),
-    Hold(Word, u64, Until),
+    Hold(Word, u64),
 }
 
 /// Sender of work to a stream's thread, which ends when this is dropped and all work is done.
@@ -129,10 +129,9 @@ fn run(jobs: &Receiver<StreamJob>, faults: &GpuFaults, device: &Standstill) {
             StreamJob::Record(done) => done.fire(sticky.clone().map_or(Ok(()), Err)),
             _ if sticky.is_some() => {}
             StreamJob::Wait(event) => sticky = event.wait().err(),
-            StreamJob::Hold(word, value, until) => device.hold(|| match until {
-                Until::Equal => word.load() == value,
-                Until::Reached => word.load().wrapping_sub(value).cast_signed() >= 0,
-            }),
+            StreamJob::Hold(word, value) => {
+                device.hold(|| word.load().wrapping_sub(value).cast_signed() >= 0);
+            }
             StreamJob::Launch { body, delay } => {
                 pause(delay);
                 sticky = match catch_unwind(AssertUnwindSafe(body)) {

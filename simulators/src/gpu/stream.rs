@@ -6,7 +6,7 @@ use super::event::Promise;
 use super::faults::count;
 use super::memory::Alias;
 use super::shared::Shared;
-use carrack_transports::gpu::{Gpu, GpuError, GpuEvent, GpuInfo, Grid, Pieces, Stream, Until};
+use carrack_transports::gpu::{Gpu, GpuError, GpuEvent, GpuInfo, Grid, Pieces, Stream};
 use carrack_transports::mem::{MemKind, Region, RegionSlice};
 use std::fmt;
 use std::ptr::NonNull;
@@ -120,15 +120,10 @@ unsafe impl Stream for FakeStream {
         })
     }
 
-    unsafe fn wait_value64(
-        &self,
-        word: *const u64,
-        value: u64,
-        until: Until,
-    ) -> Result<GpuEvent, GpuError> {
+    unsafe fn wait_value64(&self, word: *const u64, value: u64) -> Result<GpuEvent, GpuError> {
         let word = self.word("wait_value64", word.cast_mut())?;
         let begin = || {
-            self.queue.give(StreamJob::Hold(word, value, until))?;
+            self.queue.give(StreamJob::Hold(word, value))?;
             self.record()
         };
         if self.shared.faults.takes_all_waits() {

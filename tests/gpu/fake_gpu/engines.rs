@@ -285,9 +285,9 @@ fn a_stream_writes_and_awaits_words_in_order() {
     let (gate, flag) = (words.addr() as *mut u64, (words.addr() + 8) as *mut u64);
     // SAFETY: the words are aligned and outlive the stream's work, and are used as atomics only.
     unsafe {
-        stream.wait_value64(gate, 5, Until::Reached).unwrap();
+        stream.wait_value64(gate, 5).unwrap();
         stream.write_value64(flag, 9).unwrap();
-        stream.wait_value64(flag, 9, Until::Equal).unwrap();
+        stream.wait_value64(flag, 9).unwrap();
     }
     let end = stream.record().unwrap();
     std::thread::sleep(Duration::from_millis(5));

@@ -18,7 +18,7 @@ mod memory;
 
 use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, FakeGpu, FakeStream, Which};
 use carrack_transports::gpu::{
-    Driver, Flavour, Gpu, GpuError, GpuEvent, Handle, HandleForm, HandleKey, Stream, Until,
+    Driver, Flavour, Gpu, GpuError, GpuEvent, Handle, HandleForm, HandleKey, Stream,
 };
 use carrack_transports::mem::{AllocId, CopyError, GpuUuid, MemKind, Region};
 use children::Running;

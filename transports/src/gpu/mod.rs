@@ -39,7 +39,7 @@ pub use handle::{Forms, Handle, HandleForm, HandleKey};
 pub use pieces::{Grid, Pieces};
 pub use registration::HostRegistration;
 pub use reservation::Reservation;
-pub use shared_event::{SharedEvent, Until};
+pub use shared_event::SharedEvent;
 pub use stream::Stream;
 
 use crate::mem::{GpuUuid, MemKind, Region};

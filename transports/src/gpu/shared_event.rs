@@ -1,4 +1,4 @@
-//! Events that several processes share, and conditions of waits for words.
+//! Events that several processes share.
 
 use super::{GpuError, GpuEvent, Stream};
 use std::fmt;
@@ -14,14 +14,4 @@ pub trait SharedEvent: Send + Sync + fmt::Debug {
     /// Returns its last record, as an event for [`Stream::wait`] and for polling. Without a record
     /// it has fired.
     fn event(&self) -> GpuEvent;
-}
-
-/// Condition on which a stream that waits for a word goes on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Until {
-    /// The word holds the value.
-    Equal,
-    /// The word has reached the value: the difference, taken as a signed number, is not negative,
-    /// so that a counter may wrap around.
-    Reached,
 }

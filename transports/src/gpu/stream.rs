@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "implementations vouch for memory")]
 
 use super::pieces::{self, Grid, Pieces};
-use super::{Gpu, GpuError, GpuEvent, Until};
+use super::{Gpu, GpuError, GpuEvent};
 use crate::mem::MemKind;
 use std::any::Any;
 use std::fmt;
@@ -111,9 +111,10 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Lets later work on this stream begin only when a word holds the value. The event fires when
-    /// the stream is past the wait. The writer of the word may die: the library must then release
-    /// the stream, with a value that says so (gpu.md, streams rule 7).
+    /// Lets later work on this stream begin only when a word has reached the value: the difference,
+    /// taken as a signed number, is not negative, so that a counter may wrap around. The event
+    /// fires when the stream is past the wait. The writer of the word may die: the library must
+    /// then release the stream, with a value that says so (gpu.md, streams rule 7).
     ///
     /// While a stream waits, calls of the driver that wait for the whole context block. The
     /// library puts off its own ([`look_after`](super::Driver::look_after)). The thread that will
@@ -125,13 +126,8 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// As [`write_value64`](Self::write_value64).
-    unsafe fn wait_value64(
-        &self,
-        word: *const u64,
-        value: u64,
-        until: Until,
-    ) -> Result<GpuEvent, GpuError> {
-        let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
+    unsafe fn wait_value64(&self, word: *const u64, value: u64) -> Result<GpuEvent, GpuError> {
+        let hint = format!("no wait for {value} at {word:p} by a stream");
         Err(GpuError::unsupported("wait_value64", hint))
     }
 }

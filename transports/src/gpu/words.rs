@@ -5,7 +5,7 @@
 
 #![expect(unsafe_code, reason = "streams are told words by address")]
 
-use super::{Flavour, Gpu, GpuError, GpuEvent, Stream, Until};
+use super::{Flavour, Gpu, GpuError, GpuEvent, Stream};
 use crate::fork::Owner;
 use crate::mem::Region;
 use parking_lot::{Mutex, MutexGuard};
@@ -101,8 +101,7 @@ impl WordPlace {
         // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the stream
         // is past the wait. `waits` tells, and a page is not freed while one of its words has a
         // wait left.
-        let past =
-            unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
+        let past = unsafe { stream.wait_value64(self.addr() as *const u64, value) }?;
         let mut remembered = self.waits.lock();
         // A stream passes its waits in order: the last one stands for all.
         remembered.waits.retain(|earlier| !past.is_behind(earlier));

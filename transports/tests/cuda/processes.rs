@@ -303,10 +303,7 @@ pub fn event_of_another() {
     gate.whole().write(&[0; 8]).unwrap();
     let stream = gpus[0].stream().unwrap();
     // SAFETY: an aligned word of pinned memory that outlives the wait.
-    unsafe {
-        stream.wait_value64(gate.addr() as *const u64, 1, carrack_transports::gpu::Until::Equal)
-    }
-    .unwrap();
+    unsafe { stream.wait_value64(gate.addr() as *const u64, 1) }.unwrap();
     event.record(&*stream).unwrap();
     assert_eq!(event.event().query(), Ok(false));
     other.wire.say(b"recorded");

@@ -5,7 +5,7 @@ use crate::support::{MIB, make, need, payload, start};
 use crate::user;
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::cuda::CudaStream;
-use carrack_transports::gpu::{Gpu, Stream, Until};
+use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::Region;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -93,10 +93,10 @@ pub fn words() {
             let stream = gpu.stream().unwrap();
             // SAFETY: the words are aligned, locked, and outlive the stream's work.
             let (first, second) = unsafe {
-                let first = stream.wait_value64(gate.as_ptr(), 5, Until::Reached).unwrap();
-                stream.write_value64(flag.as_ptr(), 0xdead_beef_0000_0007).unwrap();
-                let written = 0xdead_beef_0000_0007;
-                (first, stream.wait_value64(flag.as_ptr(), written, Until::Equal).unwrap())
+                let first = stream.wait_value64(gate.as_ptr(), 5).unwrap();
+                stream.write_value64(flag.as_ptr(), 0x5ead_beef_0000_0007).unwrap();
+                let written = 0x5ead_beef_0000_0007;
+                (first, stream.wait_value64(flag.as_ptr(), written).unwrap())
             };
             println!(
                 "{what}: one call for a wait and what tells of it: {}",
@@ -117,7 +117,7 @@ pub fn words() {
             gate.store(6, Ordering::Release);
             end.wait().unwrap();
             assert_eq!(are_past(), [true; 2], "{what}");
-            assert_eq!(flag.load(Ordering::Acquire), 0xdead_beef_0000_0007, "{what}");
+            assert_eq!(flag.load(Ordering::Acquire), 0x5ead_beef_0000_0007, "{what}");
         }
     }
     let stream = gpus[0].stream().unwrap();
@@ -191,7 +191,7 @@ pub fn synchronisation() {
     user::set_current(user::primary(0));
     let own = user::stream(0);
     // SAFETY: an aligned word of pinned memory that outlives the wait.
-    unsafe { stream.wait_value64(pinned.addr() as *const u64, 1, Until::Equal) }.unwrap();
+    unsafe { stream.wait_value64(pinned.addr() as *const u64, 1) }.unwrap();
     // The legacy default stream, and streams that go with it, do not wait for a non-blocking one.
     user::synchronize(own);
     user::synchronize(0);

@@ -45,12 +45,11 @@ impl std::fmt::Debug for Course {
     }
 }
 
-/// A wait for a value of a word.
+/// A wait until a word has reached a value.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub(super) at: DevicePtr,
     pub(super) value: u64,
-    pub(super) flags: u32,
 }
 
 impl Course {
@@ -95,9 +94,9 @@ impl Course {
             return None;
         }
         let number = self.given.load(Ordering::Relaxed) + 1;
-        let Wait { at, value, flags } = wait;
+        let Wait { at, value } = wait;
         let mut both = [
-            MemOp::new(sys::MEM_OP_WAIT_64, at, value, flags),
+            MemOp::new(sys::MEM_OP_WAIT_64, at, value, sys::WAIT_REACHED),
             MemOp::new(sys::MEM_OP_WRITE_64, self.addr, number, sys::WRITE_WITHOUT_FENCE),
         ];
         // SAFETY: the caller's promise; the word is pinned memory, and `both` holds the stated
@@ -156,7 +155,7 @@ pub(super) struct Past {
 impl Past {
     /// Returns the same condition as a wait for another stream.
     pub(super) fn as_wait(&self) -> Wait {
-        Wait { at: self.course.addr, value: self.number, flags: sys::WAIT_REACHED }
+        Wait { at: self.course.addr, value: self.number }
     }
 }
 

@@ -10,7 +10,7 @@ use super::error::{
 use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle};
-use crate::gpu::{EventState, Gpu, GpuError, GpuEvent, Grid, Pieces, Stream, Until};
+use crate::gpu::{EventState, Gpu, GpuError, GpuEvent, Grid, Pieces, Stream};
 use crate::mem::MemKind;
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -122,12 +122,13 @@ impl CudaStream {
             // Taken before the wait. A waiting stream without an event would count as one that
             // does not wait, and its word would be used for another purpose.
             let past = self.home.spare_event()?;
-            let (calls, Wait { at, value, flags }) = (self.home.calls(), wait);
+            let (calls, Wait { at, value }) = (self.home.calls(), wait);
             // SAFETY: as above.
-            let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
+            let whole =
+                unsafe { calls.stream_wait_value64(self.raw, at, value, sys::WAIT_REACHED) };
             fall_back(whole, value, |low| {
                 // SAFETY: as in `write_value64`.
-                unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
+                unsafe { calls.stream_wait_value32(self.raw, at, low, sys::WAIT_REACHED) }
             })?;
             // This fails only in a context in which work has failed. There the stream waits no
             // longer.
@@ -210,18 +211,9 @@ unsafe impl Stream for CudaStream {
         })
     }
 
-    unsafe fn wait_value64(
-        &self,
-        word: *const u64,
-        value: u64,
-        until: Until,
-    ) -> Result<GpuEvent, GpuError> {
+    unsafe fn wait_value64(&self, word: *const u64, value: u64) -> Result<GpuEvent, GpuError> {
         let at = self.word("cuStreamWaitValue64", word.cast_mut())?;
-        let flags = match until {
-            Until::Equal => sys::WAIT_EQUAL,
-            Until::Reached => sys::WAIT_REACHED,
-        };
-        self.hold(Wait { at, value, flags })
+        self.hold(Wait { at, value })
     }
 }
 

@@ -255,8 +255,6 @@ pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 pub(super) const GRANULARITY_RECOMMENDED: c_int = 1;
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 pub(super) const WAIT_REACHED: c_uint = 0;
-/// `CU_STREAM_WAIT_VALUE_EQ`.
-pub(super) const WAIT_EQUAL: c_uint = 1;
 /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
 pub(super) const WRITE_WITHOUT_FENCE: c_uint = 1;
 /// `CU_STREAM_MEM_OP_WAIT_VALUE_64`.

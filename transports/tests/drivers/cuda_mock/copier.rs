@@ -4,7 +4,7 @@
 use super::unknown_to_the_driver;
 use crate::mock::{library, open, word};
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu, Until};
+use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu};
 use carrack_transports::mem::{CopyError, Region, Together, Transfer};
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -392,8 +392,8 @@ fn who_gives_copies_to_a_stream_alone_shares_the_gpu_as_well() {
 fn who_has_a_stream_wait_alone_shares_the_gpu_as_well() {
     let both = Both::on(4);
     let (stream, word) = (both.second.gpu.stream().unwrap(), 0);
-    // SAFETY: a word that stays for the call; this mock's streams refuse to wait for any.
-    unsafe { stream.wait_value64(&raw const word, 0, Until::Equal) }.unwrap_err();
+    // SAFETY: an aligned word that stays until the stream is past the wait.
+    unsafe { stream.wait_value64(&raw const word, 0) }.unwrap().wait().unwrap();
     both.have_none();
 }
 

@@ -13,7 +13,7 @@ mod vmm;
 
 use crate::mock::{library as mock, open, word};
 use carrack_transports::gpu::{
-    Driver, Flavour, Gpu, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until,
+    Driver, Flavour, Gpu, Handle, HandleForm, HandleKey, RemoteWrites, Stream,
 };
 use carrack_transports::mem::{
     AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError, Region,
@@ -331,7 +331,7 @@ fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
         drop(first);
         assert!(!is_there(addresses[0]), "no stream waits");
         // SAFETY: an aligned word that stays.
-        unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) }.unwrap();
+        unsafe { stream.wait_value64(word.as_ptr(), 1) }.unwrap();
         drop(second);
         driver.look_after();
         assert!(is_there(addresses[1]), "it is put off");
@@ -352,7 +352,7 @@ fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
     let word = Box::leak(Box::new(AtomicU64::new(0)));
     let wait = |stream: &dyn Stream, value| {
         // SAFETY: an aligned word that stays.
-        unsafe { stream.wait_value64(word.as_ptr(), value, Until::Reached) }.unwrap()
+        unsafe { stream.wait_value64(word.as_ptr(), value) }.unwrap()
     };
     let raise = |value| {
         word.store(value, Ordering::Release);
@@ -397,8 +397,7 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     let gpu = driver.devices().unwrap().remove(0);
     let word = Box::leak(Box::new(AtomicU64::new(0)));
     // SAFETY: an aligned word that stays.
-    let wait =
-        |stream: &dyn Stream| unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) };
+    let wait = |stream: &dyn Stream| unsafe { stream.wait_value64(word.as_ptr(), 1) };
     let streams: Vec<_> = (0..40).map(|_| gpu.stream().unwrap()).collect();
     let waiting = streams.iter().take_while(|stream| wait(&***stream).is_ok()).count();
     let connections =
@@ -435,7 +434,7 @@ fn a_stream_is_given_no_wait_and_no_copy_that_no_event_could_tell_of() {
     let stream = gpu.stream().unwrap();
     let gate = Box::leak(Box::new(AtomicU64::new(0)));
     // SAFETY: an aligned word that stays.
-    let wait = || unsafe { stream.wait_value64(gate.as_ptr(), 1, Until::Reached) };
+    let wait = || unsafe { stream.wait_value64(gate.as_ptr(), 1) };
     let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());
     let ends = ((dst.addr() as *mut u8, dst.kind()), (src.addr() as *const u8, src.kind()));
     // SAFETY: both regions outlive the copy.
