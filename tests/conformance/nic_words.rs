@@ -186,7 +186,7 @@ fn a_word_has_one_agent<J: Job>() {
             .is_posted()
     );
     let error = sink.one(&ranks).ok().unwrap_err();
-    assert!(matches!(error, OpError::Refused), "{error}");
+    assert!(matches!(error, OpError::Refused(_)), "{error}");
     // A forged key does not bring words of the CPU's to the NIC: the operation fails.
     let forged = with_keys_of(&neighbour.remote_key(), &rmr);
     assert_eq!(forged.atomics(), AtomicAgent::Nic);

@@ -231,7 +231,7 @@ impl RxOp {
                     return Flow::Ends;
                 }
                 RxAction::Fail => {
-                    let error = error.take().unwrap_or(OpError::Refused);
+                    let error = error.take().unwrap_or(OpError::Refused(self.from));
                     self.give_up(run, error);
                 }
                 RxAction::Leave => {

@@ -185,7 +185,7 @@ impl TxOp {
             }
             Event::Unsent => {
                 // The peer never hears of the transfer, whose operation has ended or ends now.
-                self.end(run, Some(OpError::Refused));
+                self.end(run, Some(OpError::Refused(self.op.rank)));
                 return Flow::Ends;
             }
             Event::Refused(_) | Event::Pulled(_) => return Flow::Stays,

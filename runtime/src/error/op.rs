@@ -43,9 +43,9 @@ pub enum OpError {
     /// The operation was deferred, and refused at its begin.
     #[error("the operation could not begin at its turn: {0}")]
     Begin(Box<PostError>),
-    /// The peer could not take the message in: it had no memory for it, or copying it failed there.
-    #[error("the peer could not take the message in: read its log, which says why")]
-    Refused,
+    /// The peer could not do its part: it had no memory for the message, or copying failed there.
+    #[error("{0} could not do its part of the operation: look for the reason in that rank's log")]
+    Refused(Rank),
     /// Memory for a large message is short.
     #[error(
         "there is no host memory for the {0} bytes of a message: free some, or send it in parts"

@@ -344,7 +344,7 @@ impl TransferVerdict {
             Self::Truncated { message, buffer } => {
                 Some(OpError::Truncated { message: fits(message), buffer: fits(buffer) })
             }
-            Self::Failed | Self::Broken { .. } => Some(OpError::Refused),
+            Self::Failed | Self::Broken { .. } => Some(OpError::Refused(peer)),
         }
     }
 }

@@ -178,7 +178,7 @@ fn is_the_engines(status: &Status) -> bool {
 }
 
 fn is_refused(status: &Status) -> bool {
-    matches!(status.error.as_deref(), Some(OpError::Refused))
+    matches!(status.error.as_deref(), Some(OpError::Refused(_)))
 }
 
 /// Runs the role: one copy of one side fails, at its begin or at its end. It is the first, or one

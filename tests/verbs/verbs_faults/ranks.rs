@@ -110,7 +110,7 @@ fn everything_ends_once(what: &str, fault: impl FnOnce(&SimulatedNic)) {
                     "{what}: {number} between others: {error}"
                 );
                 assert!(
-                    matches!(**error, OpError::PeerDown { .. } | OpError::Refused),
+                    matches!(**error, OpError::PeerDown { .. } | OpError::Refused(_)),
                     "{what}: {error}"
                 );
             } else if number % 2 == 0 {

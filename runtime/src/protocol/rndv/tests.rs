@@ -352,7 +352,7 @@ impl World {
             self.rx_on(RxEvent::Expired, &[]);
         }
         if breaks && self.tx.as_ref().is_some_and(|tx| !tx.is_offered()) {
-            self.tx_on(TxEvent::Failed(OpError::Refused));
+            self.tx_on(TxEvent::Failed(OpError::Refused(Rank(1))));
         }
         if dies {
             self.to_rx.clear();
