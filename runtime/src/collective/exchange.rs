@@ -29,7 +29,8 @@ impl Group {
         if !mine.is_in(&self.runtime.0.regions) {
             return Err(CollectiveError::Foreign);
         }
-        let keys = self.allgatherv(&mine.remote_key().to_bytes())?;
+        let mine = mine.remote_key().to_bytes();
+        let keys = self.allgatherv(&mine).map_err(|error| error.of("exchange_keys"))?;
         let key = |(bytes, rank): (&Vec<u8>, Rank)| {
             let len = bytes.len();
             RemoteKey::from_bytes(bytes).map_err(|_| CollectiveError::Key { rank, len })
@@ -45,5 +46,23 @@ impl Runtime {
     /// See [`CollectiveError`].
     pub fn exchange_keys(&self, mine: &Mr) -> Result<Vec<RemoteKey>, CollectiveError> {
         self.world().exchange_keys(mine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Region;
+    use crate::settings::{GpuChoice, Settings, TransportChoice};
+
+    #[test]
+    fn an_exchange_that_fails_names_the_call_that_the_user_made() {
+        let settings =
+            Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+        let mut ranks = Runtime::in_process_with(2, &settings.build().unwrap()).unwrap();
+        drop(ranks.pop());
+        let registered = ranks[0].register_memory(&Region::host(8)).unwrap();
+        let error = ranks[0].exchange_keys(&registered).unwrap_err().to_string();
+        assert!(error.starts_with("exchange_keys: rank 1 is gone"), "{error}");
     }
 }

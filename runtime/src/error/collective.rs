@@ -63,14 +63,14 @@ pub enum CollectiveError {
     /// The registration is another runtime's. Nothing was sent: call it again with one of this
     /// runtime.
     #[error(
-        "exchange of remote keys: the registration (Mr) belongs to another runtime; register the \
+        "exchange_keys: the registration (Mr) belongs to another runtime; register the \
         memory with this one"
     )]
     Foreign,
     /// A rank contributed bytes that are no remote key.
     #[error(
-        "exchange of remote keys: {rank} contributed {len} bytes that are no remote key: let all \
-        members call exchange_keys, with one version of Carrack"
+        "exchange_keys: {rank} contributed {len} bytes that are no remote key: let all members \
+        call exchange_keys, with one version of Carrack"
     )]
     Key {
         /// The rank.
@@ -102,6 +102,20 @@ pub enum CollectiveError {
         /// The number of this rank's bytes.
         ours: usize,
     },
+}
+
+impl CollectiveError {
+    /// Names the call of the user that failed, where the error names an operation within it.
+    pub(crate) fn of(mut self, call: &'static str) -> Self {
+        if let Self::Post { what, .. }
+        | Self::Op { what, .. }
+        | Self::Wait { what, .. }
+        | Self::Failed { what, .. } = &mut self
+        {
+            *what = call;
+        }
+        self
+    }
 }
 
 /// A group could not be made.
