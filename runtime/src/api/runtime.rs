@@ -59,12 +59,23 @@ impl Runtime {
 
     /// Starts a job of `size` ranks in this process, with the environment's settings: for tests,
     /// and for programs with several ranks.
+    ///
+    /// # Errors
+    /// `size` is 0, or a rank cannot start.
     pub fn in_process(size: u32) -> Result<Vec<Self>, StartError> {
         Self::in_process_with(size, &Settings::from_env()?)
     }
 
     /// Starts a job of `size` ranks in this process, with these settings.
+    ///
+    /// # Errors
+    /// `size` is 0, or a rank cannot start.
     pub fn in_process_with(size: u32, settings: &Settings) -> Result<Vec<Self>, StartError> {
+        if size == 0 {
+            return Err(StartError::System(
+                "a job of 0 ranks was asked for; ask for 1 or more".into(),
+            ));
+        }
         let job = InProcess::job(size)?;
         job.into_iter()
             .map(|bootstrap| {
@@ -218,5 +229,16 @@ impl Runtime {
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Runtime({} of {})", self.0.rank, self.0.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_no_rank_is_refused_in_words() {
+        let error = Runtime::in_process(0).map(drop).unwrap_err().to_string();
+        assert!(error.contains("0 ranks") && error.contains("1 or more"), "{error}");
     }
 }
