@@ -94,7 +94,7 @@ impl RuntimeBuilder {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let sleepers = Sleepers::new().map_err(|error| {
             StartError::System(format!(
-                "no eventfd: {error}; on open files `ulimit -n` is the limit"
+                "no eventfd: {error}; raise the limit on open files (`ulimit -n`)"
             ))
         })?;
         let sleepers = Arc::new(sleepers);
@@ -128,7 +128,7 @@ impl RuntimeBuilder {
             let thread = ProgressThread::start(&runtime.0);
             let thread = thread.map_err(|error| {
                 StartError::System(format!(
-                    "no progress thread: {error}; on processes `ulimit -u` is the limit"
+                    "no progress thread: {error}; raise the limit on processes (`ulimit -u`)"
                 ))
             })?;
             runtime.1 = Some(Arc::new(thread));
@@ -173,7 +173,10 @@ fn open_transports(
     for transport in named.iter().chain(&others) {
         let opened = transport.devices().and_then(|devices| match devices.first() {
             Some(device) => transport.open(device, identity.clone()),
-            None => Err(Unavailable::new(transport.name(), "it has no device")),
+            None => Err(Unavailable::new(
+                transport.name(),
+                "it found no device; name another in CARRACK_TRANSPORT",
+            )),
         });
         match opened {
             Ok(domain) => domains.push((transport.name(), domain)),

@@ -145,7 +145,10 @@ pub enum SubmitError {
     Kind(MemKind),
     /// The memory cannot be registered with the NIC, or not this much of it. The caller keeps the
     /// buffer.
-    #[error("the NIC cannot be told of the memory: {0}")]
+    #[error(
+        "the link cannot use the memory: {0}; send from host memory, or raise the limit on locked \
+        memory (`ulimit -l`)"
+    )]
     Unregistered(String),
     /// The peer is gone.
     #[error("{peer} is gone: {cause}; {}", .cause.remedy())]
@@ -162,7 +165,7 @@ pub enum SubmitError {
     )]
     Address(usize),
     /// This process lacks a resource that a link takes. The caller may try again.
-    #[error("this process lacks what a link takes: {0}")]
+    #[error("this process lacks a resource for a link: {0}; free some of it, then try again")]
     Lacking(String),
 }
 

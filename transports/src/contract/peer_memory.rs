@@ -60,7 +60,10 @@ pub enum PeerMemoryError {
     Refused(String),
     /// The peer's process has ended, or it has revoked the access, as it does when it closes its
     /// device: none of the bytes count.
-    #[error("cannot copy, since the peer has ended or revoked access to its memory: {0}")]
+    #[error(
+        "the peer has ended or revoked access to its memory: {0}; {remedy}",
+        remedy = .0.remedy()
+    )]
     Gone(DownCause),
     /// A single failure: an address that is not mapped.
     #[error(

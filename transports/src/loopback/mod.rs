@@ -128,7 +128,7 @@ impl LoopbackDomain {
         let sleepers = Sleepers::new().map_err(|error| {
             Unavailable::new(
                 NAME,
-                format!("no eventfd: {error}; on open files `ulimit -n` is the limit"),
+                format!("no eventfd: {error}; raise the limit on open files (`ulimit -n`)"),
             )
         })?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);

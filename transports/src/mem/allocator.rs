@@ -143,7 +143,7 @@ pub enum AllocError {
     /// [`PacketPool::limit_large`](super::PacketPool::limit_large).
     #[error(
         "no {bytes} bytes for a large message: others have {used} of the {limit} that this pool's \
-         may take up; drop those that were kept, or raise the limit"
+         may take up; drop those that were kept, or give PacketPool::limit_large more"
     )]
     LargeLimit {
         /// Bytes that were asked for.

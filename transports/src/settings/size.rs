@@ -15,8 +15,8 @@ pub enum SizeError {
         text: String,
     },
     /// The size is one that no memory of this machine can have.
-    #[error("`{text}` is more than {max} bytes, the most that this machine can \
-        address", max = usize::MAX)]
+    #[error("`{text}` is more than {max} bytes, the most that this machine can address; give a \
+        smaller size", max = usize::MAX)]
     TooLarge {
         /// The text.
         text: String,

@@ -174,8 +174,8 @@ impl ShmDevice {
             Unavailable::new(
                 NAME,
                 format!(
-                    "its sockets and memory could not be made: {error}; on open files `ulimit -n` \
-                    is the limit"
+                    "its sockets and memory could not be made: {error}; raise the limits on open \
+                    files (`ulimit -n`) and memory"
                 ),
             )
         })

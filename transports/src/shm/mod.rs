@@ -82,7 +82,7 @@ impl Transport for Shm {
         // An attempt: a kernel or a container that refuses memfds or abstract sockets says so
         // here.
         segment::Segment::create(self.geometry).map_err(|error| {
-            let limit = if error == Errno::FBIG { "; `ulimit -f` is the limit" } else { "" };
+            let limit = if error == Errno::FBIG { "; raise `ulimit -f`" } else { "" };
             Unavailable::new(NAME, format!("no shared memory: {error}{limit}"))
         })?;
         let namespace =

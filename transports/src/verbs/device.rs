@@ -123,7 +123,7 @@ impl RdmaDevice {
             |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
         let verbs = |error: VerbsError| failed("its queues could not be made", error.to_string());
         let system = |error: std::io::Error| {
-            let why = format!("{error}; on open files `ulimit -n` is the limit");
+            let why = format!("{error}; raise the limit on open files (`ulimit -n`)");
             failed("its sockets could not be made", why)
         };
         let port = &shared.port;

@@ -155,7 +155,9 @@ impl RdmaDomain {
             None => devices.iter().map(|name| Wish { device: name.clone(), port: None }).collect(),
         };
         let mut wishes = wishes.into_iter().take(options.rails.into());
-        let first = wishes.next().ok_or_else(|| unavailable("no device is named".into()))?;
+        let first = wishes.next().ok_or_else(|| {
+            unavailable("no RDMA device was found; name one in CARRACK_VERBS_DEVICE".into())
+        })?;
         let shared = DomainShared::open(source, &first, options.clone(), identity.clone())?;
         let further = VerbsOptions { receives: RAIL_RECEIVES, ..options.clone() };
         let rail =

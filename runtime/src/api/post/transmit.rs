@@ -377,7 +377,7 @@ fn refused(out: &OutgoingMessage<'_>, error: SubmitError) -> PostError {
             out.route.tell_down(&cause);
             PostError::PeerDown { rank, cause }
         }
-        SubmitError::Lacking(_) => PostError::Lacking { rank, why: error.to_string() },
+        SubmitError::Lacking(why) => PostError::Lacking { rank, why },
         SubmitError::Address(_) | SubmitError::Unregistered(_) => {
             PostError::Unreachable { rank, why: error.to_string() }
         }

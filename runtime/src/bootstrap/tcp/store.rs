@@ -261,7 +261,8 @@ impl Store {
                 Err(error) => {
                     tracing::warn!(
                         %error,
-                        "a rank that connects has to wait; on open files `ulimit -n` is the limit"
+                        "a rank that connects has to wait; raise the limit on open files \
+                        (`ulimit -n`)"
                     );
                     let _ = epoll::delete(&self.events, listener);
                     self.shut_until = Some(Instant::now() + PAUSE);
