@@ -39,13 +39,18 @@ pub(super) fn check(runtime: &Runtime, seed: u64) -> Result<(), PerfError> {
     let left = now();
     let came = runtime.allgather(&came.to_be_bytes())?;
     let left = runtime.allgather(&left.to_be_bytes())?;
-    if is_kept(&came, &left) { Ok(()) } else { Err(PerfError::Barrier) }
+    match early(&came, &left) {
+        0 => Ok(()),
+        early => Err(PerfError::Barrier { early }),
+    }
 }
 
-/// Returns `true` if no rank left before the last one came, by the times of each rank.
-/// Big-endian bytes compare as their numbers do.
-fn is_kept(came: &[Vec<u8>], left: &[Vec<u8>]) -> bool {
-    came.iter().max() <= left.iter().min()
+/// Returns the nanoseconds by which a rank left before the last one came, by the times of each
+/// rank. 0: the barrier was kept.
+fn early(came: &[Vec<u8>], left: &[Vec<u8>]) -> u64 {
+    let time = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_be_bytes);
+    let (last, first) = (came.iter().map(time).max(), left.iter().map(time).min());
+    last.unwrap_or(0).saturating_sub(first.unwrap_or(0))
 }
 
 /// Returns nanoseconds of the machine's clock, which all its processes share.
@@ -61,14 +66,15 @@ mod tests {
 
     #[test]
     fn a_barrier_is_broken_by_a_rank_that_left_before_the_last_one_came() {
-        let kept = |times: &[[u64; 2]]| {
+        let early = |times: &[[u64; 2]]| {
             let [came, left] = [0, 1].map(|at| {
                 times.iter().map(|pair| pair[at].to_be_bytes().to_vec()).collect::<Vec<_>>()
             });
-            is_kept(&came, &left)
+            early(&came, &left)
         };
-        assert!(kept(&[[1, 9], [8, 9], [2, 8]]));
-        assert!(!kept(&[[1, 7], [8, 9], [2, 8]]));
-        assert!(kept(&[[1, 256], [255, 257]]) && !kept(&[[1, 255], [256, 257]]));
+        assert_eq!(early(&[[1, 9], [8, 9], [2, 8]]), 0);
+        assert_eq!(early(&[[1, 7], [8, 9], [2, 8]]), 1);
+        assert_eq!(early(&[[1, 256], [255, 257]]), 0);
+        assert_eq!(early(&[[1, 255], [258, 259]]), 3);
     }
 }

@@ -53,8 +53,8 @@ pub(super) enum PerfError {
         {op} out of --op"
     )]
     OtherMemory { op: &'static str, works_with: &'static str, given: String },
-    #[error("the ranks were started with different arguments: give all the same")]
-    DifferentArguments,
+    #[error("{0} was started with other arguments than this rank: start all ranks with the same")]
+    DifferentArguments(Rank),
     #[error("{rank} is gone: {cause}; {}", .cause.remedy())]
     PeerGone { rank: Rank, cause: DownCause },
     #[error("another thread of this rank failed: look for its error first")]
@@ -77,12 +77,12 @@ pub(super) enum PerfError {
     )]
     Sum { added: u64, held: u64 },
     #[error(
-        "a rank left a barrier before another one had come: the figures are worthless; please \
-        report this"
+        "a rank left a barrier {early} ns before another one had come: the figures are worthless; \
+        please report this"
     )]
-    Barrier,
-    #[error("an operation failed: {0}")]
-    Arrival(String),
+    Barrier { early: u64 },
+    #[error("an operation with {peer} failed: {why}")]
+    Arrival { peer: Rank, why: String },
     #[error(
         "--plot or --plot-percentiles {path:?}: {why}; name a file in a folder that you may write \
         to"
@@ -92,8 +92,8 @@ pub(super) enum PerfError {
     Output(#[from] io::Error),
     #[error("{doing} failed: {source}; check the limits of this user (`ulimit -a`)")]
     System { doing: &'static str, source: io::Error },
-    #[error("a round measured nothing; please report this")]
-    Nothing,
+    #[error("a round of {0} operations measured nothing; please report this")]
+    Nothing(u64),
     #[error("a thread of this rank panicked; please report this, with what the panic says")]
     Panicked,
     #[error(transparent)]
@@ -134,7 +134,7 @@ impl PerfError {
             Self::Settings(_)
             | Self::Ranks(_)
             | Self::LoopbackBetweenProcesses
-            | Self::DifferentArguments
+            | Self::DifferentArguments(_)
             | Self::OtherMemory { .. }
             | Self::RanksOfLauncher { .. }
             | Self::NoPoints => true,

@@ -283,7 +283,7 @@ impl Seat {
             return Err(PerfError::GivenUp);
         }
         match self.arrivals.failed().or(self.acks.failed()).or(self.ended.failed()) {
-            Some(why) => Err(PerfError::Arrival(why.to_owned())),
+            Some(why) => Err(PerfError::Arrival { peer: self.peer, why: why.to_owned() }),
             None => Ok(()),
         }
     }

@@ -166,7 +166,7 @@ impl Session {
     fn measure(&mut self, point: Point, count: u64) -> Result<Figures, PerfError> {
         Order::Round(count).give(&self.runtime)?;
         let measured = self.round(point, count, true)?;
-        together(&self.clock, count, measured).ok_or(PerfError::Nothing)
+        together(&self.clock, count, measured).ok_or(PerfError::Nothing(count))
     }
 
     /// Does what rank 0 says, as any other rank.
@@ -274,11 +274,12 @@ impl Facts {
     fn exchange(self, runtime: &Runtime) -> Result<Vec<Self>, PerfError> {
         // Plain data: it has a form in JSON.
         let all = gather(runtime, &serde_json::to_string(&self).unwrap_or_default())?;
-        let read = |text: &String| {
+        let read = |(rank, text): (u32, &String)| {
             let facts: Option<Self> = serde_json::from_str(text).ok();
-            facts.filter(|theirs| theirs.fingerprint == self.fingerprint)
+            let alike = facts.filter(|theirs| theirs.fingerprint == self.fingerprint);
+            alike.ok_or(PerfError::DifferentArguments(Rank(rank)))
         };
-        all.iter().map(read).collect::<Option<_>>().ok_or(PerfError::DifferentArguments)
+        (0..).zip(&all).map(read).collect()
     }
 }
 
