@@ -41,7 +41,10 @@ pub enum ChildError {
         source: io::Error,
     },
     /// The command ended with an error.
-    #[error("`{command}` failed ({status}){}", after_colon(said))]
+    #[error(
+        "`{command}` failed ({status}); look for the reason in its output{}",
+        after_colon(said)
+    )]
     Failed {
         /// The command.
         command: String,
@@ -51,7 +54,11 @@ pub enum ChildError {
         said: String,
     },
     /// The command was still running at its limit, and was ended.
-    #[error("`{command}` was still running after {limit:?} and was ended{}", after_colon(said))]
+    #[error(
+        "`{command}` was still running after {limit:?} and was ended; look in its output for what \
+        it waited for{}",
+        after_colon(said)
+    )]
     TimedOut {
         /// The command.
         command: String,
@@ -69,7 +76,7 @@ pub enum ChildError {
         said: String,
     },
     /// The system does not tell the command's end.
-    #[error("the end of `{command}` is not known: {source}")]
+    #[error("the end of `{command}` is not known: {source}; run it again")]
     Lost {
         /// The command.
         command: String,

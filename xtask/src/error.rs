@@ -13,10 +13,13 @@ pub(crate) enum TaskError {
     #[error(transparent)]
     Child(#[from] ChildError),
     /// A file could not be read or written. The file system's own errors name it.
-    #[error(transparent)]
+    #[error("{0}; check the path, its permissions and the room on its disk")]
     Io(#[from] io::Error),
     /// The same, of what names no file by itself.
-    #[error("{}: {source}", path.display())]
+    #[error(
+        "{}: {source}; check that it exists, that this user may use it, and that its disk has room",
+        path.display()
+    )]
     File { path: PathBuf, source: io::Error },
     /// A folder could not be read.
     #[error(transparent)]
