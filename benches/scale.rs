@@ -1,5 +1,5 @@
 //! The start of jobs by their size, as a table, and as a curve if a file is named:
-//! `cargo xtask scale docs/scale.svg`.
+//! `cargo xtask scale scale.svg`.
 //!
 //! *Simulated* ranks are connections to a real store, by the runtime's own client over TCP of this
 //! machine. A process has a thousand of them, without a `Runtime`. Each publishes an address, and

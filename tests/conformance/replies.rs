@@ -304,7 +304,7 @@ fn what_an_operation_without_a_message_is_told_late_is_no_message_to_reply_to<J:
     let ranks = J::pair_with(tiny::<J>());
     let taken = Counter::new();
     ranks[0].register_comp_named("replies", &taken).unwrap();
-    // As many as go, and as the backlog has room for.
+    // Posts until the queues and the backlog are full.
     let fill = |runtime: &Runtime| {
         let post = || runtime.post_am(Rank(0), &[0; 8], REPLIES).submit();
         (0..1000).take_while(|_| post().is_ok()).count() as u64

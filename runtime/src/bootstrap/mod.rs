@@ -121,9 +121,10 @@ pub trait Bootstrap: Send + Sync {
         Ok(())
     }
 
-    /// Returns `true` if a key that [`get`](Self::get) has asked for never comes: `rank`, whose key
-    /// it is, has ended in order without having put it. `false` where that is not known: operations
-    /// on a device that the rank never made then stay open, and waits look for it again and again.
+    /// Returns `true` if a key that [`get`](Self::get) has asked for never comes. `rank`, whose key
+    /// it is, has then ended in order without having put it. `false` where that is not known.
+    /// Operations on a device that the rank never made then stay open, and waits look for it again
+    /// and again.
     fn never_comes(&self, _key: &str, _rank: u32) -> bool {
         false
     }

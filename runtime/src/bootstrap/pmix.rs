@@ -278,7 +278,7 @@ impl Exchange for Pmix {
         if bytes.is_null() || size > LONGEST {
             return Err(failed(format!("what rank 0 has put has {size} bytes")));
         }
-        // SAFETY: the library's bytes, as many as it says, which it frees never.
+        // SAFETY: the library says that `size` bytes are there, and never frees them.
         Ok(unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), size) }.to_vec())
     }
 

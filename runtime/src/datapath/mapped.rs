@@ -40,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Regions that are exposed at a time; beyond that the least recently used one is withdrawn.
 const EXPOSED: usize = 256;
-/// Known regions of one peer. An honest peer never exposes more.
+/// Known regions of one peer, at most: a bound of the memory that a peer can make this rank use.
 const KNOWN: usize = 2 * EXPOSED;
 /// Bytes of a key, at most.
 const LONGEST_KEY: usize = 1024;

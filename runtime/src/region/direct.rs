@@ -7,7 +7,7 @@
 //!   the NIC writes and reads
 //!                                        the registration ends, within the call that ends it
 //!   ◄────────────────── withdraw (region)
-//!   let go (region) ──────────────────►  after its last operation there; after the last user's,
+//!   release (region) ─────────────────►  after its last operation there; after the last user's,
 //!                                        the NIC deregisters the region
 //! ```
 //!
@@ -17,7 +17,8 @@
 //! owner's progress carries them out.
 //!
 //! A withdrawal goes ahead of all that the owner sends the user afterwards. Collectives of the
-//! owner wait until their members have let go, since a third rank may be faster than a withdrawal.
+//! owner wait until their members have released the region, since a third rank may be faster than a
+//! withdrawal.
 
 use super::Regions;
 use crate::chores::Waiting;

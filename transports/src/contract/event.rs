@@ -187,8 +187,8 @@ impl From<SmallArrival> for Event {
 /// those.
 #[derive(Debug)]
 pub struct Batch {
-    /// Places, as many as the batch has room for. The first `count` hold a message: a message is
-    /// written field by field, and nothing grows.
+    /// One place for each message that the batch has room for. The first `count` hold a message: a
+    /// message is written field by field, and nothing grows.
     small: Box<[SmallArrival]>,
     count: usize,
     events: Vec<Event>,

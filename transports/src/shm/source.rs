@@ -165,7 +165,7 @@ impl Source {
         self.take(packets, batch)
     }
 
-    /// Takes records into the batch: of a stream as many as a turn allows, else one.
+    /// Takes records into the batch: of a stream up to `TURN`, else one.
     #[inline(never)]
     fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
         // A single message from a sender that does not stream. A look for a second one would fetch

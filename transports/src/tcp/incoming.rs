@@ -325,7 +325,7 @@ impl Inbound {
         }
     }
 
-    /// Drops what has come: nobody takes it.
+    /// Drops the bytes that have come. The device takes no more messages.
     ///
     /// # Errors
     /// The connection has ended.

@@ -1,5 +1,5 @@
-//! `cargo xtask rdma-guest -- COMMAND`: runs a program of this machine in a small virtual machine
-//! with two RDMA devices, which the guest's kernel simulates (Soft-RoCE). See docs/testing.md.
+//! `cargo xtask rdma-guest -- COMMAND`: runs a program of this machine in a small virtual machine.
+//! The guest's kernel simulates two RDMA devices (Soft-RoCE). See docs/testing.md.
 //!
 //! | module | idea |
 //! |---|---|

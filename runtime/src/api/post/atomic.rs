@@ -82,7 +82,7 @@ impl Runtime {
     /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the
     /// device before have ended and are visible there. If one of them was ever lost because `rank`
     /// or its link has gone, the flush is [`PeerDown`](PostError::PeerDown), or its status is
-    /// [`PeerDown`](crate::OpError::PeerDown); also if that one had [timed
+    /// [`PeerDown`](crate::OpError::PeerDown). That holds also if the lost one had [timed
     /// out](crate::OpError::TimedOut) before. One that was posted after the flush, and was lost
     /// before the flush ended, counts too. Other failures are told by the operations themselves.
     ///

@@ -31,7 +31,7 @@ pub struct Recv<'a> {
     target: Option<RecvTarget>,
 }
 
-/// What a receive looks up when it is first posted.
+/// The properties that a receive looks up when it is first posted.
 #[derive(Clone, Copy)]
 struct RecvTarget {
     key: HashedKey,

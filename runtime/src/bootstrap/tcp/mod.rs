@@ -35,12 +35,12 @@
 //!
 //! A rank whose connection ends without its announcement is lost ([`BootstrapError::RankGone`] for
 //! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. While ranks are
-//! missing, a process ends the job by a call as one of them with another secret or size, or as a
-//! rank that is there already. All ranks are told at once. Rank 0 tells those,
+//! missing, a process that calls as one of them with another secret or size ends the job. So does
+//! one that calls as a rank that is there already. All ranks are told at once. Rank 0 tells those,
 //! too, that come within three seconds after its end. A second rank 0 calls the first.
 //! [`finish`](Bootstrap::finish) of rank 0 waits until all others have finished or are lost, so
-//! rank 0 is the last, as in MPI. After five seconds it tells stderr for whom it waits. Start
-//! several ranks of one process in threads of their own.
+//! rank 0 is the last, as in MPI. After five seconds it names the ranks that it awaits on stderr.
+//! Start several ranks of one process in threads of their own.
 //!
 //! | module | idea |
 //! |---|---|

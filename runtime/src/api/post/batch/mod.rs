@@ -13,9 +13,9 @@
 //! driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)). A
 //! strided block takes one call as well. Copies to and from pageable host memory go through pinned
 //! blocks, one call for each of those. Between host memory the CPU copies the pieces in a loop.
-//! Small pieces that their owner has to reach go many in one message. All others (long ones, and
-//! those for a NIC) go as a put or get for each piece, or for each row of a strided block. The
-//! notification follows after all have completed.
+//! Small pieces that their owner has to reach go many in one message. All others are long, or for a
+//! NIC: each piece, or each row of a strided block, is a put or get. The notification follows after
+//! all have completed.
 
 mod apart;
 mod begin;
