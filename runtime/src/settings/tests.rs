@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use carrack_transports::settings::form::Count;
+use crate::transports::settings::form::Count;
 
 mod document;
 
@@ -259,7 +259,7 @@ fn an_unknown_name_in_the_program_is_met_with_the_one_that_was_meant() {
     );
 }
 
-carrack_transports::declare_settings! {
+crate::transports::declare_settings! {
     /// Settings of a transport of the program's own.
     pub struct MyNet {
         /// Requests that a queue holds.
