@@ -9,15 +9,7 @@
 //! | an allocator of packets | [`mem::PacketAllocator`] |
 //! | a transport | [`contract`] |
 //! | its settings | [`declare_settings!`], [`declare_choice!`]; [`settings`] |
-//! | RDMA objects that the program has already | [`verbs`] |
 //!
 //! The crate `carrack-transports` has them, and promises nothing about what else is in it.
 
 pub use carrack_transports::{contract, declare_choice, declare_settings, gpu, mem, settings};
-
-/// RDMA objects that a program has already: its pointers become these by `from_raw`. With the
-/// features `rdma-sys` and `ibverbs` of `carrack-transports`, those crates' pointers do so by
-/// functions of their own.
-pub mod verbs {
-    pub use carrack_transports::verbs::sys::{Context, ProtectionDomain, Verbs, VerbsError};
-}

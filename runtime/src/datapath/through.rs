@@ -1,6 +1,6 @@
 //! Copies within this process between GPU memory and pageable host memory, block by block. The
-//! driver's own call would wait until the engine has copied all bytes. Of many copies that go
-//! together a block takes as many as fit, and the engine gets them in one call.
+//! driver's own call would wait until the engine has copied all bytes. Copies that go
+//! together share a block while they fit, and the engine gets them in one call.
 
 use crate::staging::{BLOCK, Direction, Staging, StagingBlock};
 use carrack_transports::gpu::Gpu;

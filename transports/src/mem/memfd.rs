@@ -89,8 +89,8 @@ pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
 pub enum MapError {
     /// This process lacks a descriptor or memory for the mapping. It may try again.
     #[error(
-        "this process lacks a descriptor or memory for it: {0}; on open files `ulimit -n` is the \
-        limit"
+        "this process lacks a descriptor or memory for it: {0}; raise the limit on open files \
+        (`ulimit -n`)"
     )]
     Lacking(Errno),
     /// The memory cannot be mapped.

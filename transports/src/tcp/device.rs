@@ -100,8 +100,12 @@ impl TcpDevice {
         let boot = net::boot_id().map_err(unavailable)?;
         let own = interfaces::reachable(&options.interface)
             .map_err(|error| unavailable(format!("CARRACK_TCP_INTERFACE: {error}")))?;
-        let listener = socket::listen(&options.ports, &options.congestion)
-            .map_err(|error| unavailable(format!("it cannot listen: {error}")))?;
+        let listener = socket::listen(&options.ports, &options.congestion).map_err(|error| {
+            unavailable(format!(
+                "it cannot listen: {error}; free a port of CARRACK_PORTS, or raise the limit on \
+                     open files (`ulimit -n`)"
+            ))
+        })?;
         let opened = || -> Result<Arc<Self>, std::io::Error> {
             let port = listener.local_addr()?.port();
             let hosts = own.iter().map(|interface| interface.address).collect();
@@ -162,7 +166,7 @@ impl TcpDevice {
         };
         opened().map_err(|error| {
             unavailable(format!(
-                "its sockets could not be made: {error}; on open files `ulimit -n` is the limit"
+                "its sockets could not be made: {error}; raise the limit on open files (`ulimit -n`)"
             ))
         })
     }
