@@ -1,5 +1,5 @@
-//! What a program needs that brings a transport, a GPU driver or a packet allocator of its own, or
-//! that works with GPUs itself.
+//! Parts of the transports' crate for a program that brings a transport, a GPU driver or a packet
+//! allocator of its own, or works with GPUs itself.
 //!
 //! | for | see |
 //! |---|---|

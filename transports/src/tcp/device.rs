@@ -166,7 +166,8 @@ impl TcpDevice {
         };
         opened().map_err(|error| {
             unavailable(format!(
-                "its sockets could not be made: {error}; raise the limit on open files (`ulimit -n`)"
+                "its sockets could not be made: {error}; raise the limit on open files \
+                 (`ulimit -n`)"
             ))
         })
     }
