@@ -190,6 +190,8 @@ impl Drop for Core {
         self.sleepers.wake();
         self.exposures.end();
         self.complaints.end();
+        // A peer may wait for a stream that waits here.
+        self.streams.end(&Ending::Closing, &mut Vec::new());
         let devices = self.devices().clone();
         devices.iter().for_each(|device| device.0.set_closed());
         let lanes = devices.iter().flat_map(|device| device.0.lanes.iter());

@@ -134,6 +134,7 @@ impl Pass<'_> {
     #[cold]
     pub(super) fn peer_down(&mut self, rank: Rank, cause: DownCause) {
         let Some(route) = self.device.route(rank).cloned() else { return };
+        let has_closed = matches!(cause, DownCause::Closed);
         let cause = match cause {
             // It was looked for, since another of its devices has closed in order.
             DownCause::Gone(_) if route.is_sought() => DownCause::Closed,
@@ -150,7 +151,7 @@ impl Pass<'_> {
             domain.a_peer_has_gone();
         }
         // A peer that closed one device in order may have others. It is gone when none is left.
-        let is_gone = !matches!(cause, DownCause::Closed) || {
+        let is_gone = !has_closed || {
             let devices = self.inner.devices();
             devices.iter().all(|device| {
                 device.0.known_route(rank).is_some_and(|route| route.down().is_some())
@@ -171,8 +172,11 @@ impl Pass<'_> {
         let is_default = self.device.index == 0;
         for device in self.inner.devices().iter().filter(|it| is_default || it.0.index == 0) {
             let Some(route) = device.0.route(rank) else { continue };
-            if route.linked().is_none() && route.down().is_none() {
+            let linked = route.linked();
+            if route.down().is_none() && linked.is_none_or(|linked| !linked.link.is_up()) {
                 route.seek();
+            }
+            if route.down().is_none() && linked.is_none() {
                 self.inner.look_out_for(device.0.index, rank);
             }
         }

@@ -155,9 +155,10 @@ impl Core {
             || devices.iter().any(|device| device.0.has_chores());
         let mut span = if soon { SHORT } else { LONGEST };
         let waits = |device: &Device| device.0.has_backlog() || !device.0.undelivered.is_empty();
-        if !soon && devices.iter().any(waits) {
-            span = ROOM.min(*nap);
-            *nap = LONGEST.min(*nap * 9 / 8);
+        let waits = !soon && devices.iter().any(waits);
+        if waits {
+            *nap = ROOM.min(*nap);
+            (span, *nap) = (*nap, *nap * 9 / 8);
         }
         if !self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()) {
             // A descriptor that is readable right after a search for all absent peers reports
@@ -167,7 +168,9 @@ impl Core {
                 None => *nap = UNTOLD.min(*nap),
             }
             span = span.min(*nap);
-            *nap = LONGEST.min(*nap * 2);
+            if !waits {
+                *nap = LONGEST.min(*nap * 2);
+            }
         }
         let span = self.deadlines.limit(span.min(longest));
         (Sleep { devices, sleepers: self.sleepers.clone(), span }, bootstrap)

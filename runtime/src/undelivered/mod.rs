@@ -103,6 +103,7 @@ impl Undelivered {
             lists.queue_or_new(&comp).push(QueuedDelivery { comp, what });
         }
         self.0.set_count(lists.count());
+        self.0.wake();
     }
 
     /// Leaves it to progress to end everything with a peer that has broken the protocol, or was
@@ -114,6 +115,7 @@ impl Undelivered {
             lists.broken.push((rank, cause));
         }
         self.0.set_count(lists.count());
+        self.0.wake();
     }
 
     /// Leaves it to progress to end the operations that wait for a peer whose route is down
@@ -123,6 +125,7 @@ impl Undelivered {
         let mut lists = self.0.lock();
         lists.gone.push((rank, cause));
         self.0.set_count(lists.count());
+        self.0.wake();
     }
 
     /// Takes the peers whose operations have to end: those that have broken the protocol or were

@@ -216,16 +216,17 @@ pub trait Device: Send + Sync {
         true
     }
 
-    /// Begins to close the device, and then advances that: it takes no further operations, tells
-    /// its peers, and sends what it has taken. Never waits. The caller asks again while it is not
-    /// [`Closing::Over`]. A device whose [`close`](Self::close) never waits does nothing here.
+    /// Begins to close the device, and then advances that: it tells its peers, and sends what it
+    /// has taken. The caller submits nothing from then on, and asks again while it is not
+    /// [`Closing::Over`].
     fn advance_close(&self) -> Closing {
+        self.close();
         Closing::Over
     }
 
-    /// Closes the device. Waits for [`advance_close`](Self::advance_close). Every operation that
+    /// Closes the device, once [`advance_close`](Self::advance_close) is over. Every operation that
     /// was posted then has its completion in the batches of the polls that follow, and peers see
-    /// the device gone. Messages that were sent already still arrive.
+    /// the device gone. Messages that were sent already still arrive. A further call does nothing.
     fn close(&self);
 }
 

@@ -146,6 +146,13 @@ impl<T> Waiting<T> {
         self.list.try_lock()
     }
 
+    /// Wakes threads that sleep, for an entry that must not wait like the ones before it.
+    pub fn wake(&self) {
+        if let Some((chores, _)) = &self.chore {
+            chores.wake();
+        }
+    }
+
     /// Sets the length. The holder of the lock calls it.
     pub fn set_count(&self, count: usize) {
         #[cfg(not(loom))]

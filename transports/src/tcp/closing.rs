@@ -15,7 +15,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct TcpClosing {
     links: Vec<Arc<Outgoing>>,
-    /// Bytes that they have not taken.
+    /// The fewest bytes that were left for them so far.
     left: u64,
     /// Time when the links that are left fail, unless a peer takes something before.
     until: Instant,
@@ -26,11 +26,11 @@ impl TcpClosing {
     /// byte within the limit.
     fn look(&mut self, shared: &TcpShared) -> Closing {
         self.links.retain(|link| !link.has_closed(shared));
-        let left = self.links.iter().map(|link| link.left().iter().sum::<u64>()).sum();
+        let left = self.links.iter().map(|link| link.left()).sum();
         if self.links.is_empty() {
             return Closing::Over;
         }
-        if left != self.left {
+        if left < self.left {
             (self.left, self.until) = (left, Instant::now() + shared.options.timeout);
             return Closing::Moving;
         }
@@ -38,17 +38,14 @@ impl TcpClosing {
             return Closing::Waiting;
         }
         for link in self.links.drain(..) {
-            // The kernel goes on with what it has.
-            let [unsent, _] = link.left();
-            if unsent > 0 {
-                stderr::say(format_args!(
-                    "{unsent} bytes to rank {} are lost, since this rank ends and that one has \
-                     taken nothing for {} s: let it make progress until it has all, or raise \
-                     CARRACK_PEER_TIMEOUT",
-                    link.peer.0,
-                    shared.options.timeout.as_secs_f64()
-                ));
-            }
+            stderr::say(format_args!(
+                "up to {} bytes to rank {} are lost, since this rank ends and that one has taken \
+                 nothing for {} s: let it make progress until it has all, or raise \
+                 CARRACK_PEER_TIMEOUT",
+                link.left(),
+                link.peer.0,
+                shared.options.timeout.as_secs_f64()
+            ));
             link.fail(shared, DownCause::Closed);
         }
         Closing::Over
@@ -70,9 +67,14 @@ impl TcpDevice {
         // Peers that close at the same time wait for room here.
         let has_come = self.drop_arrivals(&mut polling);
         let Some(closing) = &mut polling.closing else { return Closing::Over };
-        let state = closing.look(&self.shared);
-        match state {
-            _ if has_come && state != Closing::Over => Closing::Moving,
+        match closing.look(&self.shared) {
+            Closing::Over => {
+                polling.hot.clear();
+                // Bytes that are not read would break a connection before its end is read.
+                polling.inbound.drain(..).flatten().for_each(|entry| _ = entry.drain());
+                Closing::Over
+            }
+            _ if has_come => Closing::Moving,
             state => state,
         }
     }
@@ -91,7 +93,7 @@ impl TcpDevice {
             link.bye(&self.shared, entry.map_or(0, |entry| entry.incoming.received));
         }
         let until = Instant::now() + self.shared.options.timeout;
-        polling.closing = Some(TcpClosing { links, left: 0, until });
+        polling.closing = Some(TcpClosing { links, left: u64::MAX, until });
     }
 
     /// Drops what has come on all connections. Returns `true` if something has.

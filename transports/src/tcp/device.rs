@@ -523,13 +523,6 @@ impl Device for TcpDevice {
 
     fn close(&self) {
         close_all(&[self]);
-        if !self.shared.owner.is_here() {
-            return;
-        }
-        let mut polling = self.polling.lock();
-        polling.hot.clear();
-        // Bytes that are not read would break a connection before its end is read.
-        polling.inbound.drain(..).flatten().for_each(|entry| _ = entry.drain());
     }
 }
 

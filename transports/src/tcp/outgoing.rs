@@ -287,15 +287,14 @@ impl Outgoing {
         !left
     }
 
-    /// Returns the number of bytes that this machine's kernel does not have yet, and of those that
-    /// the peer's does not have.
-    pub(super) fn left(&self) -> [u64; 2] {
+    /// Returns the number of bytes that the peer's kernel does not have yet.
+    pub(super) fn left(&self) -> u64 {
         let sending = self.sending.lock();
         let in_flight = match &sending.line {
             Line::Up(socket) => u64::try_from(socket::in_flight(socket)).unwrap_or(0),
             _ => sending.flow.unacked(),
         };
-        [sending.flow.unsent(), in_flight]
+        sending.flow.unsent() + in_flight
     }
 
     /// Returns `true` if a connection of the peer has to wait for the end of dialling. Of two ends

@@ -103,6 +103,26 @@ fn a_device_whose_peer_takes_nothing_does_not_delay_the_end_of_another() {
 }
 
 #[test]
+fn two_ranks_with_two_devices_each_that_close_at_once_do_not_wait_for_each_other() {
+    let pair = || [0, 1].map(|me| TestRank::with(me, usize::MAX, 64 << 20));
+    let [[mut one, mut to_one], [mut to_two, mut two]] = [pair(), pair()];
+    // On one device this rank has much to send, on the other one that rank.
+    let (out, from_one) = (one.connect(&to_one, 1), to_one.connect(&one, 0));
+    let (back, from_two) = (two.connect(&to_two, 0), to_two.connect(&two, 1));
+    bring_up(&[&out, &from_one], &mut [&mut one, &mut to_one]);
+    bring_up(&[&back, &from_two], &mut [&mut to_two, &mut two]);
+    for link in [&out, &back] {
+        (0..6000).for_each(|number| while !send(link, number, PACKET) {});
+    }
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| close_all(&[&*one.device, &*to_two.device]));
+        close_all(&[&*to_one.device, &*two.device]);
+    });
+    assert!(begin.elapsed() < TIMEOUT / 2, "{:?}", begin.elapsed());
+}
+
+#[test]
 fn all_comes_to_a_peer_that_takes_it_slowly_from_a_device_that_closes() {
     const MESSAGES: u64 = 8000;
     let limit = Duration::from_secs(1);
