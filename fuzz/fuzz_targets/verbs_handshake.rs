@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
         if !matches!(message, SetupMessage::Refusal(_)) {
             assert_eq!(SetupMessage::decode(&encoded).as_ref(), Ok(&message));
         }
-        if let SetupMessage::Hello { end, .. } | SetupMessage::Welcome { end, .. } = message {
+        if let SetupMessage::Hello(end) | SetupMessage::Welcome(end) = message {
             if end.check(8192).is_ok() {
                 assert!(end.window > 0 && end.queue_pair < 1 << 24);
             }

@@ -11,7 +11,7 @@ use carrack_transports::internals::verbs::{
 };
 use carrack_transports::net::greeting::{Failure, Progress};
 use carrack_transports::net::key::DeviceKey;
-use carrack_transports::net::proof::{Role, Session};
+use carrack_transports::net::proof::{Claim, Role};
 use carrack_transports::verbs::port::choose_gid;
 use carrack_transports::verbs::sys::bindings::{
     self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
@@ -74,12 +74,12 @@ pub(crate) fn greet(
     role: Role,
     (me, secret): (PeerId, [u8; 16]),
     device: DeviceKey,
-) -> Result<Box<Session>, Failure> {
+) -> Result<Claim, Failure> {
     let mut greeting = greeting(role, &Identity { me, ranks: 4, secret }, device).unwrap();
     let start = Instant::now();
     loop {
-        if let Progress::Proven(session) = greeting.advance(channel)? {
-            return Ok(session);
+        if let Progress::Proven(claim) = greeting.advance(channel)? {
+            return Ok(claim);
         }
         fixture.step();
         assert!(start.elapsed() < PATIENCE, "no answer");
@@ -150,8 +150,8 @@ impl Attacker {
     /// Proves that it is a rank's device, and introduces its end.
     pub(crate) fn say_hello(&mut self, fixture: &mut Fixture, from: PeerId) {
         let who = (from, SECRET);
-        let session = greet(fixture, &mut self.channel, Role::Dialer, who, self.key).unwrap();
-        self.channel.send(&SetupMessage::hello(&session, self.mine)).unwrap();
+        greet(fixture, &mut self.channel, Role::Dialer, who, self.key).unwrap();
+        self.channel.send(&SetupMessage::Hello(self.mine)).unwrap();
     }
 
     /// Lets itself be let in.
@@ -166,7 +166,7 @@ impl Attacker {
     #[track_caller]
     pub(crate) fn is_let_in(&mut self, fixture: &mut Fixture) {
         match answer(fixture, &mut self.channel) {
-            SetupReceived::Message(SetupMessage::Welcome { end, .. }) => self.theirs = end,
+            SetupReceived::Message(SetupMessage::Welcome(end)) => self.theirs = end,
             other => panic!("{other:?}"),
         }
         self.join();

@@ -262,8 +262,8 @@ fn words_out_of_turn_over_tcp_end_their_connection_alone() {
     for message in [
         SetupMessage::Ready,
         SetupMessage::Crossed,
-        SetupMessage::Welcome { seal: [0; 32], end },
-        SetupMessage::Hello { seal: [0; 32], end },
+        SetupMessage::Welcome(end),
+        SetupMessage::Hello(end),
     ] {
         let mut attacker = Attacker::enter(&mut fixture);
         fixture.all_go_on(1);

@@ -1,7 +1,7 @@
 //! A proof over a connection, without a blocking wait.
 
 use super::header::Protocol;
-use super::proof::{Claim, Handshake, Key, Role, Session, Step, Unproven};
+use super::proof::{Claim, Handshake, Key, Role, Step, Unproven};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
@@ -49,8 +49,8 @@ pub enum Progress {
     Waiting,
     /// This process lacks something for now. The greeting goes on at the next call.
     Short(Errno),
-    /// Both sides are proved.
-    Proven(Box<Session>),
+    /// Both sides are proved: the other side is what it claims to be.
+    Proven(Claim),
 }
 
 /// A proof in progress on one connection.
@@ -59,7 +59,7 @@ pub struct Greeting {
     handshake: Handshake,
     longest: usize,
     unsaid: VecDeque<Vec<u8>>,
-    proven: Option<Box<Session>>,
+    proven: Option<Claim>,
 }
 
 impl Greeting {
@@ -101,9 +101,9 @@ impl Greeting {
             // A dialer that has been refused cannot send any more, and still hears why.
             let said = self.say(carrier);
             if said.is_ok()
-                && let Some(session) = self.proven.take()
+                && let Some(claim) = self.proven.take()
             {
-                return Ok(Ok(Progress::Proven(session)));
+                return Ok(Ok(Progress::Proven(claim)));
             }
             let message = match carrier.hear(self.longest) {
                 Ok(Some(message)) => message,
@@ -113,9 +113,9 @@ impl Greeting {
             match self.handshake.hear(&message) {
                 Ok(Step::Wait) => {}
                 Ok(Step::Say(reply)) => self.unsaid.push_back(reply),
-                Ok(Step::Proven(reply, session)) => {
+                Ok(Step::Proven(reply, claim)) => {
                     self.unsaid.extend(reply);
-                    self.proven = Some(session);
+                    self.proven = Some(claim);
                     self.say(carrier)?;
                 }
                 Err(why) => return Ok(Err(why)),
@@ -139,40 +139,42 @@ pub struct Caller<C> {
     pub channel: C,
     /// Greeting, until both sides are proved.
     greeting: Option<Box<Greeting>>,
-    session: Option<Box<Session>>,
+    /// Claim of the other side, once it is proved.
+    proved: Option<Claim>,
 }
 
 impl<C: Carrier> Caller<C> {
     /// Wraps a connection on which the greeting is still to be done.
     pub fn new(channel: C, greeting: Greeting) -> Self {
-        Self { channel, greeting: Some(Box::new(greeting)), session: None }
+        Self { channel, greeting: Some(Box::new(greeting)), proved: None }
     }
 
-    /// Goes on with the proof. Returns the connection with its session once both sides are proved.
+    /// Goes on with the proof. Returns the connection and the other side's claim once both sides are
+    /// proved.
     ///
     /// # Errors
     /// The reason why it is not proved; `None` if it has gone.
-    pub fn prove(&mut self) -> Result<Option<(&mut C, &Session)>, Option<String>> {
+    pub fn prove(&mut self) -> Result<Option<(&mut C, Claim)>, Option<String>> {
         if let Some(greeting) = &mut self.greeting {
             match greeting.advance(&mut self.channel) {
                 Ok(Progress::Waiting | Progress::Short(_)) => return Ok(None),
-                Ok(Progress::Proven(session)) => {
-                    (self.greeting, self.session) = (None, Some(session));
+                Ok(Progress::Proven(claim)) => {
+                    (self.greeting, self.proved) = (None, Some(claim));
                 }
                 Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => return Err(None),
                 Err(why) => return Err(Some(why.to_string())),
             }
         }
-        Ok(self.session.as_deref().map(|session| (&mut self.channel, session)))
+        Ok(self.proved.map(|claim| (&mut self.channel, claim)))
     }
 
-    /// Returns the session, if both sides are proved.
-    pub fn into_proved(self) -> (C, Option<Box<Session>>) {
-        (self.channel, self.session)
+    /// Returns the connection, and the other side's claim if both sides are proved.
+    pub fn into_proved(self) -> (C, Option<Claim>) {
+        (self.channel, self.proved)
     }
 
     /// Returns `true` if both sides are proved.
     pub fn is_proved(&self) -> bool {
-        self.session.is_some()
+        self.proved.is_some()
     }
 }

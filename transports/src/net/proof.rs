@@ -44,8 +44,8 @@ impl Key {
         self.0.clone().chain_update(label).chain_update(bytes).finalize().into_bytes().into()
     }
 
-    fn hash(&self, said: &Said, message: &[u8]) -> Hmac<Sha256> {
-        self.0.clone().chain_update(said.as_bytes()).chain_update(message)
+    fn hash(&self, said: &Said) -> Hmac<Sha256> {
+        self.0.clone().chain_update(said.as_bytes())
     }
 }
 
@@ -91,14 +91,14 @@ struct Opening {
     claim: Claim,
 }
 
-/// Prefix of the hashed bytes, before a message's own.
+/// The bytes that a proof hashes.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Said {
     label: [u8; 16],
     protocol: [u8; 4],
     version: U32,
-    /// 1 and 2: a proof of the dialer, of the listener. 3 and 4: a seal of theirs.
+    /// 1: a proof of the dialer. 2: of the listener.
     role: U32,
     dialer: Opening,
     listener: Opening,
@@ -141,8 +141,9 @@ pub enum Step {
     Wait,
     /// Send this, then wait for its next message.
     Say(Vec<u8>),
-    /// Both sides are proved. The listener still has to send its own proof.
-    Proven(Option<Vec<u8>>, Box<Session>),
+    /// Both sides are proved: the other side is what it claims to be. The listener still has to
+    /// send its own proof.
+    Proven(Option<Vec<u8>>, Claim),
 }
 
 impl Handshake {
@@ -188,14 +189,12 @@ impl Handshake {
             }
             (PROOF, Some(theirs)) => {
                 let said = self.said(&theirs, role_number(other(self.role)));
-                let is_right = self.key.hash(&said, &[]).verify_slice(body).is_ok();
+                let is_right = self.key.hash(&said).verify_slice(body).is_ok();
                 if !is_right {
                     return Err(Unproven::Secret);
                 }
                 let reply = (self.role == Role::Listener).then(|| self.proof(&theirs));
-                let (key, role) = (self.key.clone(), self.role);
-                let session = Session { key, role, said, peer: theirs.claim };
-                Ok(Step::Proven(reply, Box::new(session)))
+                Ok(Step::Proven(reply, theirs.claim))
             }
             (REFUSAL, _) => Err(Unproven::Refused(words(body))),
             (BYE, _) => Err(Unproven::Bye),
@@ -217,44 +216,14 @@ impl Handshake {
 
     fn proof(&self, theirs: &Opening) -> Vec<u8> {
         let said = self.said(theirs, role_number(self.role));
-        let proof: Proof = self.key.hash(&said, &[]).finalize().into_bytes().into();
+        let proof: Proof = self.key.hash(&said).finalize().into_bytes().into();
         self.protocol.message(PROOF, &[&proof])
-    }
-}
-
-/// A connection whose two sides are proved.
-#[derive(Debug)]
-pub struct Session {
-    key: Key,
-    role: Role,
-    said: Said,
-    /// The other side's claim, which it has proved.
-    pub peer: Claim,
-}
-
-impl Session {
-    /// Returns a keyed hash over a message of this side, bound to this connection.
-    pub fn seal(&self, message: &[u8]) -> Proof {
-        let said = Said { role: seal_number(self.role), ..self.said };
-        self.key.hash(&said, message).finalize().into_bytes().into()
-    }
-
-    /// Returns `true` if the other side has sealed this message.
-    pub fn is_sealed(&self, message: &[u8], seal: &Proof) -> bool {
-        let said = Said { role: seal_number(other(self.role)), ..self.said };
-        self.key.hash(&said, message).verify_slice(seal).is_ok()
     }
 }
 
 impl fmt::Debug for Opening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.claim.fmt(f)
-    }
-}
-
-impl fmt::Debug for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (&self.dialer, &self.listener).fmt(f)
     }
 }
 
@@ -270,10 +239,6 @@ fn role_number(role: Role) -> u32 {
         Role::Dialer => 1,
         Role::Listener => 2,
     }
-}
-
-fn seal_number(role: Role) -> U32 {
-    (role_number(role) + 2).into()
 }
 
 #[cfg(test)]

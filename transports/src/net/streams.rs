@@ -170,7 +170,7 @@ impl AsFd for TcpChannel {
 mod tests {
     use super::super::greeting::{Failure, Greeting, Progress};
     use super::super::header::Protocol;
-    use super::super::proof::{Claim, Key, Role, Session, Unproven};
+    use super::super::proof::{Claim, Key, Role, Unproven};
     use super::*;
     use std::io::Write;
     use std::net::TcpListener;
@@ -248,10 +248,10 @@ mod tests {
         greeting: &mut Greeting,
         channel: &mut TcpChannel,
         mut meanwhile: impl FnMut(),
-    ) -> Result<Box<Session>, Failure> {
+    ) -> Result<Claim, Failure> {
         loop {
             match greeting.advance(channel)? {
-                Progress::Proven(session) => return Ok(session),
+                Progress::Proven(claim) => return Ok(claim),
                 _ => meanwhile(),
             }
         }

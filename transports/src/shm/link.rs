@@ -324,14 +324,14 @@ impl Sender {
                         .map_err(|error| Unsaid::of("no random bytes", error.into()))?,
                 ),
             };
-            let session = match self.greeting.insert(begun).advance(&mut **channel) {
+            let claim = match self.greeting.insert(begun).advance(&mut **channel) {
                 Ok(Progress::Waiting) => return Ok(()),
                 Ok(Progress::Short(error)) => return Err(Unsaid::Short(error)),
-                Ok(Progress::Proven(session)) => session,
+                Ok(Progress::Proven(claim)) => claim,
                 Err(failure) => return self.not_proven(failure, shared),
             };
-            if session.peer.rank.get() != peer.0 {
-                let rank = session.peer.rank;
+            if claim.rank.get() != peer.0 {
+                let rank = claim.rank;
                 let why = format!("it is rank {rank}, and not {peer}, as its address says");
                 return Err(Unsaid::Down(DownCause::Protocol(why)));
             }

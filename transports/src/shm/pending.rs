@@ -94,16 +94,16 @@ impl PendingSender {
             }
         }
         if let Stage::Greeting(greeting) = &mut self.stage {
-            let session = match greeting.advance(&mut *self.channel) {
+            let claim = match greeting.advance(&mut *self.channel) {
                 Ok(Progress::Waiting) => return Ok(Heard::Silent),
                 Ok(Progress::Short(error)) => return Ok(Heard::Short(error)),
-                Ok(Progress::Proven(session)) => session,
+                Ok(Progress::Proven(claim)) => claim,
                 Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => {
                     return Ok(Heard::Gone);
                 }
                 Err(failure) => return Err(failure.to_string()),
             };
-            let (from, ranks) = (PeerId(session.peer.rank.get()), shared.identity.ranks);
+            let (from, ranks) = (PeerId(claim.rank.get()), shared.identity.ranks);
             if from.0 >= ranks {
                 return Err(format!("it calls itself {from}, in a job of {ranks} ranks"));
             }

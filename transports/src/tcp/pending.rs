@@ -94,8 +94,7 @@ fn hear(
     caller: &mut Caller<TcpChannel>,
     ranks: u32,
 ) -> Result<Option<(Claim, wire::Hello)>, Option<String>> {
-    let Some((channel, session)) = caller.prove()? else { return Ok(None) };
-    let claim = session.peer;
+    let Some((channel, claim)) = caller.prove()? else { return Ok(None) };
     let (rank, of) = (claim.rank.get(), claim.ranks.get());
     if of != ranks || rank >= ranks {
         let why = format!("it claims to be rank {rank} of {of}; this job has {ranks}");

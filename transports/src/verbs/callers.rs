@@ -9,7 +9,7 @@ use crate::contract::PeerId;
 use crate::net::greeting::Caller;
 use crate::net::key::DeviceKey;
 use crate::net::pending::Pending;
-use crate::net::proof::{Role, Session};
+use crate::net::proof::Role;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -28,7 +28,6 @@ pub(super) struct ProvedCaller {
     pub(super) channel: SetupChannel,
     pub(super) from: PeerId,
     pub(super) device: DeviceKey,
-    pub(super) session: Box<Session>,
     pub(super) end: QueuePairEnd,
 }
 
@@ -58,14 +57,12 @@ fn hear(
     packet_size: usize,
     ranks: u32,
 ) -> Result<Option<QueuePairEnd>, Option<String>> {
-    let Some((channel, session)) = caller.prove()? else { return Ok(None) };
-    let rank = session.peer.rank.get();
+    let Some((channel, claim)) = caller.prove()? else { return Ok(None) };
+    let rank = claim.rank.get();
     match channel.receive() {
         SetupReceived::Nothing => Ok(None),
-        SetupReceived::Message(SetupMessage::Hello { seal, end }) => {
-            let why = if !end.is_sealed(session, &seal) {
-                "its hello was changed on the way".to_owned()
-            } else if rank >= ranks {
+        SetupReceived::Message(SetupMessage::Hello(end)) => {
+            let why = if rank >= ranks {
                 format!("it calls itself {}, in a job of {ranks} ranks", PeerId(rank))
             } else if let Err(why) = end.check(packet_size) {
                 why
@@ -145,10 +142,9 @@ impl RdmaPolling {
         }
         let Some(caller) = self.callers.pending.take(place) else { return };
         match (heard, caller.into_proved()) {
-            (Ok(Some(end)), (channel, Some(session))) => {
-                let (from, device) =
-                    (PeerId(session.peer.rank.get()), DeviceKey(session.peer.device));
-                self.meet(ProvedCaller { channel, from, device, session, end });
+            (Ok(Some(end)), (channel, Some(claim))) => {
+                let (from, device) = (PeerId(claim.rank.get()), DeviceKey(claim.device));
+                self.meet(ProvedCaller { channel, from, device, end });
             }
             (Err(Some(why)), (channel, _)) => self.refuse(channel, why),
             _ => {}

@@ -6,7 +6,6 @@ use super::wire::QueuePairEnd;
 use crate::contract::PeerId;
 use crate::net::greeting::Greeting;
 use crate::net::key::DeviceKey;
-use crate::net::proof::Session;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -58,8 +57,6 @@ pub(super) struct ConnectionEntry {
     pub(super) calls_again: u8,
     /// Greeting of a call of this side, until both sides are proved.
     pub(super) greeting: Option<Box<Greeting>>,
-    /// Result of that greeting.
-    pub(super) session: Option<Box<Session>>,
     pub(super) mine: QueuePairEnd,
     pub(super) queue_pair: u32,
     /// Queue pair of the peer, once that is known.

@@ -16,7 +16,7 @@ use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
 use crate::net::greeting::{Failure, Progress};
 use crate::net::key::DeviceKey;
-use crate::net::proof::{Role, Session, Unproven};
+use crate::net::proof::{Claim, Role, Unproven};
 use crate::net::{is_shortage, shortage};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -156,7 +156,6 @@ impl RdmaPolling {
             called: None,
             calls_again: 0,
             greeting: None,
-            session: None,
             mine,
             queue_pair: number,
             peers_queue_pair: None,
@@ -211,7 +210,7 @@ impl RdmaPolling {
             match (dialled, self.entries.get(index)) {
                 (Ok((channel, greeting)), Some(entry)) => {
                     (entry.channel, entry.phase) = (Some(channel), Phase::Calling);
-                    (entry.greeting, entry.session) = (Some(Box::new(greeting)), None);
+                    entry.greeting = Some(Box::new(greeting));
                     entry.called = Some(host);
                     return Ok(());
                 }
@@ -260,14 +259,14 @@ impl RdmaPolling {
 
     /// Answers a call with a queue pair of this side.
     pub(super) fn answer(&mut self, index: u32, caller: ProvedCaller) {
-        let ProvedCaller { mut channel, session, end, .. } = caller;
+        let ProvedCaller { mut channel, end, .. } = caller;
         if let Err(why) = self.join(index, &end) {
             self.refuse(channel, why.clone());
             return self.end(index, DownCause::Lacking(why));
         }
         let Some(entry) = self.entries.get(index) else { return };
-        let said = channel.send(&SetupMessage::welcome(&session, entry.mine));
-        (entry.greeting, entry.session) = (None, Some(session));
+        let said = channel.send(&SetupMessage::Welcome(entry.mine));
+        entry.greeting = None;
         let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let name = EventData::new_u64(CALL | u64::from(index));
         let watched = epoll::modify(self.epoll.as_fd(), channel.as_fd(), name, changes);
@@ -285,7 +284,7 @@ impl RdmaPolling {
             if let Some(greeting) = &mut entry.greeting {
                 match greeting.advance(channel) {
                     Ok(Progress::Waiting | Progress::Short(_)) => return,
-                    Ok(Progress::Proven(session)) => match self.introduce(index, session) {
+                    Ok(Progress::Proven(claim)) => match self.introduce(index, claim) {
                         Ok(()) => continue,
                         Err(cause) => return self.end(index, cause),
                     },
@@ -307,15 +306,15 @@ impl RdmaPolling {
     }
 
     /// Introduces this end to a device that this side has called, when the greeting has ended.
-    fn introduce(&mut self, index: u32, session: Box<Session>) -> Result<(), DownCause> {
+    fn introduce(&mut self, index: u32, claim: Claim) -> Result<(), DownCause> {
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
         let (peer, device) = entry.connection.identity();
-        if session.peer.rank.get() != peer.0 || session.peer.device != device.0 {
+        if claim.rank.get() != peer.0 || claim.device != device.0 {
             let why = "it is another rank, or another device, than its address says";
             return Err(DownCause::Protocol(why.into()));
         }
-        let hello = SetupMessage::hello(&session, entry.mine);
-        (entry.greeting, entry.session) = (None, Some(session));
+        let hello = SetupMessage::Hello(entry.mine);
+        entry.greeting = None;
         entry.phase = Phase::Introduced;
         // Where it has hung up meanwhile, that is heard next.
         let _ = self.say(index, &hello);
@@ -326,12 +325,7 @@ impl RdmaPolling {
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
         match (entry.phase, message) {
             (Phase::Leaving | Phase::Failing, _) => Ok(()),
-            (Phase::Introduced, SetupMessage::Welcome { seal, end }) => {
-                let session = entry.session.as_deref();
-                if !session.is_some_and(|session| end.is_sealed(session, &seal)) {
-                    let why = "its welcome was changed on the way";
-                    return Err(DownCause::Protocol(why.into()));
-                }
+            (Phase::Introduced, SetupMessage::Welcome(end)) => {
                 end.check(self.shared.options.packet_size).map_err(DownCause::Refused)?;
                 self.join(index, &end).map_err(DownCause::Lacking)?;
                 self.say(index, &SetupMessage::Ready)?;

@@ -2,21 +2,19 @@
 //!
 //! ```text
 //! both     a greeting, which proves both sides: their ranks and devices    (net::greeting)
-//! caller   Hello { seal, its end }
-//! called   Welcome { seal, its end }    or Crossed, or Refusal { why }
+//! caller   Hello { its end }
+//! called   Welcome { its end }    or Crossed, or Refusal { why }
 //! caller   Ready
 //! either   Bye, before it closes in order;  or Refusal { why }, when it gives the connection up
 //! ```
 //!
-//! Over TCP each message is preceded by its length, in four bytes (`net::frames`). A seal is
-//! HMAC-SHA-256 with the job's secret as its key, which itself is never sent. It covers what the
-//! proofs of the greeting cover, both nonces among it, and its sender's end (`net::proof`).
+//! Over TCP each message is preceded by its length, in four bytes (`net::frames`).
 
 use crate::contract::Identity;
 use crate::net::greeting::Greeting;
 use crate::net::header::{BYE, FIRST_OWN, Protocol, REFUSAL, words};
 use crate::net::key::DeviceKey;
-use crate::net::proof::{Claim, Key, Proof, Role, Session};
+use crate::net::proof::{Claim, Key, Role};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -25,7 +23,7 @@ pub const MAX_MESSAGE: usize = 256;
 
 /// Protocol of verbs. Its version grows with every change to the messages, or to what connections
 /// carry.
-pub const PROTOCOL: Protocol = Protocol { tag: *b"verb", version: 3, longest: MAX_MESSAGE };
+pub const PROTOCOL: Protocol = Protocol { tag: *b"verb", version: 4, longest: MAX_MESSAGE };
 
 const HELLO: u32 = FIRST_OWN;
 const WELCOME: u32 = FIRST_OWN + 1;
@@ -64,19 +62,9 @@ pub struct QueuePairEnd {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SetupMessage {
     /// The caller introduces itself.
-    Hello {
-        /// Proof that binds the caller's end to the connection.
-        seal: Proof,
-        /// The caller's end.
-        end: QueuePairEnd,
-    },
-    /// The caller is let in.
-    Welcome {
-        /// Proof that binds the called end to the connection.
-        seal: Proof,
-        /// The called end.
-        end: QueuePairEnd,
-    },
+    Hello(QueuePairEnd),
+    /// The caller is let in. The called side introduces itself, too.
+    Welcome(QueuePairEnd),
     /// The called side calls, too, and its call counts.
     Crossed,
     /// The caller's queue pair is ready.
@@ -85,13 +73,6 @@ pub enum SetupMessage {
     Refusal(String),
     /// The end, in order.
     Bye,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Sealed {
-    seal: Proof,
-    end: QueuePairEnd,
 }
 
 /// Begins a greeting, in which this side proves that it holds the job's secret.
@@ -105,24 +86,11 @@ pub fn greeting(role: Role, identity: &Identity, device: DeviceKey) -> Result<Gr
 }
 
 impl SetupMessage {
-    /// Makes the caller's introduction of its end.
-    pub fn hello(session: &Session, end: QueuePairEnd) -> Self {
-        Self::Hello { seal: session.seal(end.as_bytes()), end }
-    }
-
-    /// Makes the answer to an introduction, with the other end.
-    pub fn welcome(session: &Session, end: QueuePairEnd) -> Self {
-        Self::Welcome { seal: session.seal(end.as_bytes()), end }
-    }
-
     /// Encodes the message, without its length.
     pub fn encode(&self) -> Vec<u8> {
-        let sealed = |kind, seal: &Proof, end: &QueuePairEnd| {
-            PROTOCOL.message(kind, &[Sealed { seal: *seal, end: *end }.as_bytes()])
-        };
         match self {
-            Self::Hello { seal, end } => sealed(HELLO, seal, end),
-            Self::Welcome { seal, end } => sealed(WELCOME, seal, end),
+            Self::Hello(end) => PROTOCOL.message(HELLO, &[end.as_bytes()]),
+            Self::Welcome(end) => PROTOCOL.message(WELCOME, &[end.as_bytes()]),
             Self::Crossed => PROTOCOL.message(CROSSED, &[]),
             Self::Ready => PROTOCOL.message(READY, &[]),
             Self::Refusal(why) => PROTOCOL.refusal(why),
@@ -136,13 +104,13 @@ impl SetupMessage {
     /// A description of the mistake.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (kind, body) = PROTOCOL.read(bytes)?;
-        let sealed = || {
-            Sealed::read_from_bytes(body)
+        let end = || {
+            QueuePairEnd::read_from_bytes(body)
                 .map_err(|_| format!("a message of kind {kind} with {} bytes", body.len()))
         };
         match kind {
-            HELLO => sealed().map(|Sealed { seal, end }| Self::Hello { seal, end }),
-            WELCOME => sealed().map(|Sealed { seal, end }| Self::Welcome { seal, end }),
+            HELLO => end().map(Self::Hello),
+            WELCOME => end().map(Self::Welcome),
             CROSSED if body.is_empty() => Ok(Self::Crossed),
             READY if body.is_empty() => Ok(Self::Ready),
             REFUSAL => Ok(Self::Refusal(words(body))),
@@ -153,11 +121,6 @@ impl SetupMessage {
 }
 
 impl QueuePairEnd {
-    /// Returns `true` if the other side of a connection has sealed this end.
-    pub fn is_sealed(&self, session: &Session, seal: &Proof) -> bool {
-        session.is_sealed(self.as_bytes(), seal)
-    }
-
     /// Checks that a connection can be made to it.
     ///
     /// # Errors
@@ -209,8 +172,8 @@ mod tests {
     #[test]
     fn every_message_comes_back_as_it_was() {
         for message in [
-            SetupMessage::Hello { seal: [4; 32], end: end() },
-            SetupMessage::Welcome { seal: [8; 32], end: end() },
+            SetupMessage::Hello(end()),
+            SetupMessage::Welcome(end()),
             SetupMessage::Crossed,
             SetupMessage::Ready,
             SetupMessage::Refusal("not of this job".into()),
@@ -245,9 +208,7 @@ mod tests {
             let _ = SetupMessage::decode(&bytes);
             let framed = PROTOCOL.message(HELLO, &[&bytes]);
             let decoded = SetupMessage::decode(&framed);
-            if let Ok(SetupMessage::Hello { end, .. } | SetupMessage::Welcome { end, .. }) =
-                decoded
-            {
+            if let Ok(SetupMessage::Hello(end) | SetupMessage::Welcome(end)) = decoded {
                 let _ = end.check(8192);
             }
         }

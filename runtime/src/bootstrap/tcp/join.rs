@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::header::{FIRST_OWN, Protocol, REFUSAL, words};
-use carrack_transports::net::proof::{Claim, Role, Session, Unproven};
+use carrack_transports::net::proof::{Claim, Role, Unproven};
 use carrack_transports::net::sockets;
 use carrack_transports::net::streams::{Limits, TcpChannel};
 use carrack_transports::stderr;
@@ -126,8 +126,8 @@ pub(super) fn twin(
     let addresses = (host, invitation.port).to_socket_addrs().ok()?;
     addresses.filter(is_asked).find_map(|address| {
         let mut channel = search.dial(address).ok()?;
-        let session = search.prove(&mut channel, claim(invitation, salt)).ok()?;
-        if session.peer.device == *salt {
+        let theirs = search.prove(&mut channel, claim(invitation, salt)).ok()?;
+        if theirs.device == *salt {
             return None;
         }
         match search.hear(&mut channel) {
@@ -233,10 +233,10 @@ impl Search<'_> {
 
     fn attempt(&self, address: SocketAddr) -> Result<Joined, JoinFailure> {
         let mut channel = self.dial(address)?;
-        let session = self.prove(&mut channel, claim(self.invitation, &[0; 16]))?;
+        let theirs = self.prove(&mut channel, claim(self.invitation, &[0; 16]))?;
         self.hear(&mut channel)?;
         channel.set_limits(FRAMES);
-        Ok(Joined { channel, address, salt: session.peer.device })
+        Ok(Joined { channel, address, salt: theirs.device })
     }
 
     fn dial(&self, address: SocketAddr) -> Result<TcpChannel, JoinFailure> {
@@ -256,14 +256,14 @@ impl Search<'_> {
     }
 
     /// Proves this rank, and checks the proof of rank 0.
-    fn prove(&self, channel: &mut TcpChannel, claim: Claim) -> Result<Session, JoinFailure> {
+    fn prove(&self, channel: &mut TcpChannel, claim: Claim) -> Result<Claim, JoinFailure> {
         let key = self.invitation.key.key();
         let os = |errno| JoinFailure::Never(BootstrapError::os("getting random bytes", errno));
         let mut greeting = Greeting::new(Role::Dialer, PROTOCOL, &key, claim).map_err(os)?;
         let deadline = self.within(GREETING);
         loop {
             match greeting.advance(channel) {
-                Ok(Progress::Proven(session)) => return Ok(*session),
+                Ok(Progress::Proven(theirs)) => return Ok(theirs),
                 Ok(Progress::Waiting | Progress::Short(_)) => await_answer(channel, deadline)?,
                 Err(Failure::Gone(why)) => return Err(JoinFailure::Again(why)),
                 // Bridges of containers have one address on many machines.

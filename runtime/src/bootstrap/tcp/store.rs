@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
 use carrack_transports::net::pending::Pending;
-use carrack_transports::net::proof::{Claim, Key, Role, Session, Unproven};
+use carrack_transports::net::proof::{Claim, Key, Role, Unproven};
 use carrack_transports::net::sockets;
 use carrack_transports::net::streams::TcpChannel;
 use carrack_transports::net::watched::Watched;
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use super::join::{FRAMES, LIMITS, PROTOCOL, TELL_AFTER, WELCOME, WRONG_SECRET};
 use crate::bootstrap::client::Wire;
 use crate::bootstrap::error::{BootstrapError, Departure};
-use crate::bootstrap::protocol::{Frame, MAX_FRAME, VERSION};
+use crate::bootstrap::protocol::{Frame, MAX_FRAME};
 use crate::bootstrap::server::{Outgoing, Server};
 
 /// Pending connections at a time.
@@ -293,12 +293,12 @@ impl Store {
         let Some(caller) = self.callers.get_mut(place) else { return };
         let outcome = match caller.greeting.advance(&mut *caller.wire) {
             Ok(Progress::Waiting | Progress::Short(_)) => return,
-            Ok(Progress::Proven(session)) => Ok(session),
+            Ok(Progress::Proven(claim)) => Ok(claim),
             Err(failure) => Err(failure),
         };
         let Some(caller) = self.callers.take(place) else { return };
         match outcome {
-            Ok(session) => self.admit(caller, &session),
+            Ok(claim) => self.admit(caller, claim),
             Err(failure) => self.turn_away(caller, failure),
         }
     }
@@ -332,8 +332,7 @@ impl Store {
     }
 
     /// Admits a process that holds the secret, unless it cannot be the rank that it claims to be.
-    fn admit(&mut self, mut caller: Caller, session: &Session) {
-        let claim = session.peer;
+    fn admit(&mut self, mut caller: Caller, claim: Claim) {
         let rank = claim.rank.get();
         let refused = match self.objection(&claim) {
             None => None,
@@ -369,7 +368,7 @@ impl Store {
         }
         let token = epoll::EventData::new_u64(MEMBER | u64::from(rank));
         let watched_for = epoll::EventFlags::IN;
-        let welcome = PROTOCOL.message(WELCOME, &[&VERSION.to_le_bytes()]);
+        let welcome = PROTOCOL.message(WELCOME, &[]);
         let welcomed = caller.wire.say(&welcome).is_ok()
             && epoll::modify(&self.events, &caller.wire, token, watched_for).is_ok();
         self.came_from[rank as usize] = Some(caller.from);

@@ -131,7 +131,7 @@ impl Outgoing {
                     shared.shortage.note(error);
                     return Greeted::Wait;
                 }
-                Ok(Progress::Proven(session)) if session.peer.device != self.device.0 => {
+                Ok(Progress::Proven(claim)) if claim.device != self.device.0 => {
                     // A device listens as long as it lives.
                     let why = format!("{to}: another rank's device listens there");
                     return Greeted::Next(why, true);
