@@ -288,6 +288,15 @@ mod tests {
     }
 
     #[test]
+    fn a_command_on_this_terminal_ends_with_its_status_and_with_all_it_started() {
+        const NAME: &str = "TEST_STATUS";
+        let mut command = shell("sleep 600 & exit 3");
+        let running = Running::start(command.env(NAME, "")).unwrap();
+        assert_eq!(running.status().unwrap().code(), Some(3));
+        assert_eq!(with_variable(NAME, |_| true).count(), 0);
+    }
+
+    #[test]
     fn a_program_that_is_not_there_is_an_error_that_names_it() {
         let error = run(&mut Command::new("no-such-program"), SOON, |_| {}).unwrap_err();
         assert!(error.to_string().contains("no-such-program"), "{error}");

@@ -140,6 +140,18 @@ impl Running {
         }
     }
 
+    /// Waits for the command's end without a limit, and returns its status. A process that it has
+    /// left running is ended.
+    ///
+    /// # Errors
+    /// When the system does not tell its end.
+    pub fn status(mut self) -> Result<ExitStatus, ChildError> {
+        let lost = |source| ChildError::Lost { command: self.words.clone(), source };
+        let status = self.child.wait().map_err(lost)?;
+        self.has_ended = true;
+        Ok(status)
+    }
+
     /// Waits for the command's end, and returns its status and the piped outputs, line by line,
     /// without those that [`next_line`](Self::next_line) has returned.
     ///

@@ -17,6 +17,7 @@ use crate::{args, gpus};
 use carrack::Runtime;
 use carrack::settings::{TransportChoice, parse_size};
 use carrack_transports::stderr::say;
+use children::Running;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use std::io::{self, Write as _};
@@ -255,7 +256,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
         command.args(options.sizes.map(|Range { min, max }| format!("-m={min}:{max}")));
         command.args(options.transport.map(|transport| format!("--transport={transport}")));
         tie(&mut command);
-        match command.status() {
+        match Running::start(&mut command).and_then(Running::status) {
             // An empty line between two tables. Its write fails once no program reads them.
             Ok(status) if status.success() => match io::stdout().write_all(b"\n") {
                 Ok(()) => {}
@@ -271,7 +272,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
                 failed = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
             }
             Err(error) => {
-                say(format_args!("starting this command once more: {error}"));
+                say(error);
                 failed = Some(1);
             }
         }
