@@ -7,6 +7,8 @@ use carrack::Runtime;
 use quanta::Clock;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Delay of the late rank in the check that the other ranks wait for it.
 const LATE: Duration = Duration::from_millis(2);
@@ -37,9 +39,8 @@ pub(super) fn check(runtime: &Runtime, seed: u64) -> Result<(), PerfError> {
     let came = now();
     runtime.barrier()?;
     let left = now();
-    let came = runtime.allgather(&came.to_be_bytes())?;
-    let left = runtime.allgather(&left.to_be_bytes())?;
-    match early(&came, &left) {
+    let times = runtime.allgather([came, left].map(U64::new).as_bytes())?;
+    match early(&times) {
         0 => Ok(()),
         early => Err(PerfError::Barrier { early }),
     }
@@ -47,10 +48,12 @@ pub(super) fn check(runtime: &Runtime, seed: u64) -> Result<(), PerfError> {
 
 /// Returns the nanoseconds by which a rank left before the last one came, by the times of each
 /// rank. 0: the barrier was kept.
-fn early(came: &[Vec<u8>], left: &[Vec<u8>]) -> u64 {
-    let time = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_be_bytes);
-    let (last, first) = (came.iter().map(time).max(), left.iter().map(time).min());
-    last.unwrap_or(0).saturating_sub(first.unwrap_or(0))
+fn early(times: &[Vec<u8>]) -> u64 {
+    let times = times.iter().filter_map(|bytes| <[U64; 2]>::read_from_bytes(bytes).ok());
+    let (last, first) = times.fold((0, u64::MAX), |(last, first), [came, left]| {
+        (last.max(came.get()), first.min(left.get()))
+    });
+    last.saturating_sub(first)
 }
 
 /// Returns nanoseconds of the machine's clock, which all its processes share.
@@ -67,10 +70,8 @@ mod tests {
     #[test]
     fn a_barrier_is_broken_by_a_rank_that_left_before_the_last_one_came() {
         let early = |times: &[[u64; 2]]| {
-            let [came, left] = [0, 1].map(|at| {
-                times.iter().map(|pair| pair[at].to_be_bytes().to_vec()).collect::<Vec<_>>()
-            });
-            early(&came, &left)
+            let sent = times.iter().map(|pair| pair.map(U64::new).as_bytes().to_vec());
+            early(&sent.collect::<Vec<_>>())
         };
         assert_eq!(early(&[[1, 9], [8, 9], [2, 8]]), 0);
         assert_eq!(early(&[[1, 7], [8, 9], [2, 8]]), 1);

@@ -6,6 +6,8 @@ use crate::boards::CollectiveKind;
 use crate::error::CollectiveError;
 use crate::names::Rank;
 use std::future::Future;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 impl Group {
     /// Returns each member's bytes, in the group's order. All must contribute the same number of
@@ -29,8 +31,8 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn allgatherv(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let lengths = self.allgather(&(mine.len() as u64).to_le_bytes())?;
-        let length = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_le_bytes);
+        let lengths = self.allgather(U64::new(mine.len() as u64).as_bytes())?;
+        let length = |bytes: &Vec<u8>| U64::read_from_bytes(bytes).map_or(0, U64::get);
         let lengths: Vec<_> =
             lengths.iter().map(|len| usize::try_from(length(len)).unwrap_or(usize::MAX)).collect();
         let ranked = lengths.iter().copied().zip(self.ranks());

@@ -92,14 +92,14 @@ impl RegionKey {
             parts::push::<U16>(&mut bytes, name.as_bytes());
             parts::push::<U16>(&mut bytes, value);
         }
-        bytes.extend(fnv::of(&bytes).to_le_bytes());
+        bytes.extend(U64::new(fnv::of(&bytes)).as_bytes());
         bytes
     }
 
     /// Decodes the bytes of another rank, with the part that they name.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, RegionPart)> {
-        let (bytes, hash) = bytes.split_last_chunk()?;
-        if fnv::of(bytes) != u64::from_le_bytes(*hash) {
+        let (bytes, hash) = U64::ref_from_suffix(bytes).ok()?;
+        if fnv::of(bytes) != hash.get() {
             return None;
         }
         let mut rest = Rest(bytes);
@@ -149,7 +149,7 @@ mod tests {
             let tag = job.unwrap_or(0);
             prop_assert!(key.is_of(tag) && key.is_of(tag ^ 1) == job.is_none());
             let _ = RegionKey::decode(&other);
-            let hashed = [&other[..], &fnv::of(&other).to_le_bytes()].concat();
+            let hashed = [&other[..], U64::new(fnv::of(&other)).as_bytes()].concat();
             let _ = RegionKey::decode(&hashed);
             prop_assert!(RegionKey::decode(&bytes[..bytes.len() - 1]).is_none());
             let mut damaged = bytes;

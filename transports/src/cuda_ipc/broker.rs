@@ -23,6 +23,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Address of a broker: a number in its name, and its key.
 pub(super) type BrokerAddress = [u8; 24];
@@ -257,7 +259,7 @@ impl Importer {
 
 fn asked(bytes: &[u8]) -> Option<u64> {
     let (kind, body) = PROTOCOL.read(bytes).ok()?;
-    (kind == ASK).then(|| body.try_into().ok().map(u64::from_le_bytes))?
+    (kind == ASK).then(|| U64::read_from_bytes(body).ok().map(U64::get))?
 }
 
 /// Waits up to a limit for one of the descriptors. Returns which of them are readable.
@@ -290,7 +292,7 @@ pub(super) fn ask(address: &BrokerAddress, inode: u64) -> Result<OwnedFd, MapErr
             Err(why) => return Err(format!("its process does not hand it out: {why}").into()),
         }
     }
-    broker.send(&PROTOCOL.message(ASK, &[&inode.to_le_bytes()]), &[]).map_err(failed)?;
+    broker.send(&PROTOCOL.message(ASK, &[U64::new(inode).as_bytes()]), &[]).map_err(failed)?;
     wait_for(&broker).map_err(failed)?;
     let mut bytes = [0; LONGEST];
     let Received::Message(len, fds) = broker.receive(&mut bytes).map_err(failed)? else {

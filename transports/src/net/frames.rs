@@ -1,9 +1,11 @@
 //! Messages on a stream of bytes, each with its length in front: four bytes, little-endian.
 
 use std::io::{self, ErrorKind, Write};
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a length.
-const LENGTH: usize = 4;
+const LENGTH: usize = size_of::<U32>();
 
 /// A length that no frame of this connection has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,8 +52,8 @@ impl Inbox {
     /// Its length exceeds the longest frame. The stream makes no sense from there on.
     pub fn take(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
         let rest = &self.bytes[self.taken..];
-        let Some((length, rest)) = rest.split_first_chunk::<LENGTH>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
+        let Ok((length, rest)) = U32::ref_from_prefix(rest) else { return Ok(None) };
+        let length = length.get() as usize;
         if length > self.longest {
             return Err(TooLong { length, longest: self.longest });
         }
@@ -89,7 +91,7 @@ impl Outbox {
     /// Puts a frame behind the others.
     pub fn push(&mut self, frame: &[u8]) {
         let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-        self.bytes.extend(length.to_le_bytes());
+        self.bytes.extend(U32::new(length).as_bytes());
         self.bytes.extend(frame);
     }
 
