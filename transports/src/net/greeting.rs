@@ -149,8 +149,8 @@ impl<C: Carrier> Caller<C> {
         Self { channel, greeting: Some(Box::new(greeting)), proved: None }
     }
 
-    /// Goes on with the proof. Returns the connection and the other side's claim once both sides are
-    /// proved.
+    /// Goes on with the proof. Returns the connection and the other side's claim, once both sides
+    /// are proved.
     ///
     /// # Errors
     /// The reason why it is not proved; `None` if it has gone.
