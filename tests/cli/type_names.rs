@@ -10,11 +10,10 @@ const CRATES: [&str; 7] =
     ["runtime", "transports", "transports/layout", "simulators", "cli", "children", "xtask"];
 
 /// Folders in which each entry is a crate: a file or a folder.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 7] = [
     "tests",
     "runtime/examples",
     "transports/tests",
-    "transports/layout/tests",
     "simulators/tests",
     "examples",
     "benches",
