@@ -24,6 +24,7 @@ over_each_transport!(
     what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails,
     what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it,
     what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
+    what_came_on_one_device_is_not_lost_when_another_that_is_looked_for_is_gone,
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
     a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
@@ -224,6 +225,32 @@ fn what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first<J: Jo
     let status = sink.one(&ranks);
     assert!(status.error.is_none(), "the message had been sent, and was lost: {status:?}");
     assert_eq!(status.bytes().unwrap(), b"in time!");
+}
+
+fn what_came_on_one_device_is_not_lost_when_another_that_is_looked_for_is_gone<J: Job>() {
+    let [zero, one]: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+    let [late, told] = [(); 2].map(|()| [&zero, &one].map(|rank| rank.device().build().unwrap()));
+    let sink = Sink::keeping();
+    for ([from, to], tag) in [(&late, Tag(1)), (&told, Tag(2))] {
+        one.post_recv(Rank(0), vec![0; 8], tag).device(to).comp(&sink).submit().unwrap();
+        let mut send = zero.post_send(Rank(1), b"in time!", tag).device(from);
+        while send.try_submit().unwrap().is_retry() {
+            zero.progress_device(from).unwrap();
+            one.progress_device(to).unwrap();
+        }
+    }
+    drop(zero);
+    // The default device had no link. It is looked for, since another device has closed.
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(400) {
+        one.progress_device(&told[1]).unwrap();
+        one.progress_device(one.default_device()).unwrap();
+    }
+    until(&[one], || sink.count() == 2);
+    for status in sink.take() {
+        assert!(status.error.is_none(), "the message had been sent, and was lost: {status:?}");
+        assert_eq!(status.bytes().unwrap(), b"in time!");
+    }
 }
 
 fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: Job>() {

@@ -41,6 +41,8 @@ pub(crate) struct Route {
     takes_no_notifications: AtomicBool,
     /// The link is made to find out whether the peer has closed this device, too.
     is_sought: AtomicBool,
+    /// The link has been up, so its end is the peer's.
+    was_up: AtomicBool,
     /// The transport over which one rank reaches words of the other rank whose coherence owner is a
     /// NIC.
     words_over: OnceLock<&'static str>,
@@ -148,6 +150,7 @@ impl Route {
             hold: Mutex::default(),
             takes_no_notifications: AtomicBool::new(false),
             is_sought: AtomicBool::new(false),
+            was_up: AtomicBool::new(false),
             words_over: OnceLock::new(),
             to_words: OnceLock::new(),
             lacks: Mutex::default(),
@@ -265,9 +268,14 @@ impl Route {
         self.is_sought.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the link was made to find that out.
+    /// Notes that the link has come up.
+    pub(crate) fn connected(&self) {
+        self.was_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the link was made to find that out, and has not come up.
     pub(crate) fn is_sought(&self) -> bool {
-        self.is_sought.load(Ordering::Relaxed)
+        self.is_sought.load(Ordering::Relaxed) && !self.was_up.load(Ordering::Relaxed)
     }
 
     /// Returns the number of operations in the backlog.
@@ -350,8 +358,8 @@ impl Route {
         };
         let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|error| match error {
             SubmitError::Down { cause, .. } => {
-                self.set_down(cause.clone());
-                device.undelivered.note_gone(self.rank, cause.clone());
+                self.tell_down(&cause);
+                device.undelivered.note_broken(self.rank, cause.clone());
                 PostError::PeerDown { rank: self.rank, cause }
             }
             SubmitError::Lacking(why) => PostError::Lacking { rank: self.rank, why },

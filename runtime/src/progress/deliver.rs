@@ -203,7 +203,11 @@ impl Pass<'_> {
             // The link of messages reports the peer's end, behind the last message.
             Event::PeerDown { peer, .. } if self.is_for_words(transport, peer) => {}
             Event::PeerDown { peer, cause } => self.peer_down(self.device.rank_of(peer), cause),
-            // Connections need no action, since progress checks the backlog in any case.
+            // Nothing else to do, since progress checks the backlog in any case.
+            Event::Connected { peer } if !self.is_for_words(transport, peer) => {
+                let route = self.device.known_route(self.device.rank_of(peer));
+                route.into_iter().for_each(|route| route.connected());
+            }
             _ => {}
         }
     }

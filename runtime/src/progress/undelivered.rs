@@ -234,13 +234,9 @@ impl Pass<'_> {
         self.drop_orphans();
     }
 
-    /// Ends everything with peers that have broken the protocol, or that were found gone.
+    /// Ends everything with peers that have broken the protocol, or were found gone.
     fn end_broken(&mut self) {
-        let (broken, gone) = self.device.undelivered.take_ends();
-        for (rank, cause) in gone {
-            self.end_peer(rank, &cause, true);
-        }
-        for (rank, cause) in broken {
+        for (rank, cause) in self.device.undelivered.take_broken() {
             self.peer_down(rank, cause);
         }
     }

@@ -134,7 +134,6 @@ impl Pass<'_> {
     #[cold]
     pub(super) fn peer_down(&mut self, rank: Rank, cause: DownCause) {
         let Some(route) = self.device.route(rank).cloned() else { return };
-        let has_closed = matches!(cause, DownCause::Closed);
         let cause = match cause {
             // It was looked for, since another of its devices has closed in order.
             DownCause::Gone(_) if route.is_sought() => DownCause::Closed,
@@ -151,7 +150,7 @@ impl Pass<'_> {
             domain.a_peer_has_gone();
         }
         // A peer that closed one device in order may have others. It is gone when none is left.
-        let is_gone = !has_closed || {
+        let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
             devices.iter().all(|device| {
                 device.0.known_route(rank).is_some_and(|route| route.down().is_some())
@@ -184,7 +183,7 @@ impl Pass<'_> {
 
     /// Ends the operations of this device that wait for a peer, and all others if it `is_gone`.
     #[cold]
-    pub(super) fn end_peer(&mut self, rank: Rank, cause: &DownCause, is_gone: bool) {
+    fn end_peer(&mut self, rank: Rank, cause: &DownCause, is_gone: bool) {
         self.inner.note_off(rank);
         let mut ended = Vec::new();
         let down = Ending::Down(rank, cause);

@@ -29,22 +29,18 @@ use std::sync::Arc;
 /// The deliveries that a device could not make yet.
 pub(crate) struct Undelivered(Waiting<Lists>);
 
-/// Peers, each with the reason of its end.
-type PeerEnds = Vec<(Rank, DownCause)>;
-
 #[derive(Default)]
 struct Lists {
     queues: Vec<Queue>,
-    /// Peers that have broken the protocol or were lost, and whose operations progress has to end.
-    broken: PeerEnds,
-    /// Peers that were found gone when a link was to be made: their routes are down already.
-    gone: PeerEnds,
+    /// Peers that have broken the protocol, were lost, or were found gone when a link was to be
+    /// made, each with the reason. Progress has to end their operations.
+    broken: Vec<(Rank, DownCause)>,
 }
 
 impl Lists {
     /// Lists that are not empty, as progress has to know of them.
     fn count(&self) -> usize {
-        self.queues.len() + self.broken.len() + self.gone.len()
+        self.queues.len() + self.broken.len()
     }
 
     fn queue(&mut self, comp: &Arc<dyn Completion>) -> Option<&mut Queue> {
@@ -106,8 +102,8 @@ impl Undelivered {
         self.0.wake();
     }
 
-    /// Leaves it to progress to end everything with a peer that has broken the protocol, or was
-    /// lost.
+    /// Leaves it to progress to end everything with a peer that has broken the protocol, or is
+    /// gone.
     #[cold]
     pub(crate) fn note_broken(&self, rank: Rank, cause: DownCause) {
         let mut lists = self.0.lock();
@@ -118,23 +114,12 @@ impl Undelivered {
         self.0.wake();
     }
 
-    /// Leaves it to progress to end the operations that wait for a peer whose route is down
-    /// already.
-    #[cold]
-    pub(crate) fn note_gone(&self, rank: Rank, cause: DownCause) {
+    /// Takes the peers whose operations have to end.
+    pub(crate) fn take_broken(&self) -> Vec<(Rank, DownCause)> {
         let mut lists = self.0.lock();
-        lists.gone.push((rank, cause));
+        let broken = std::mem::take(&mut lists.broken);
         self.0.set_count(lists.count());
-        self.0.wake();
-    }
-
-    /// Takes the peers whose operations have to end: those that have broken the protocol or were
-    /// lost, and those that were found gone.
-    pub(crate) fn take_ends(&self) -> (PeerEnds, PeerEnds) {
-        let mut lists = self.0.lock();
-        let ends = (std::mem::take(&mut lists.broken), std::mem::take(&mut lists.gone));
-        self.0.set_count(lists.count());
-        ends
+        broken
     }
 
     /// Puts a delivery behind those that wait for the same object, if there are any; else gives it
