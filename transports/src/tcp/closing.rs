@@ -11,44 +11,81 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The end of a device whose peers have not taken everything yet.
+/// The links whose peers have not taken everything yet, while their device closes.
 #[derive(Debug)]
-pub(super) struct TcpClosing {
-    links: Vec<Arc<Outgoing>>,
-    /// The fewest bytes that were left for them so far.
-    left: u64,
-    /// Time when the links that are left fail, unless a peer takes something before.
+pub(super) struct TcpClosing(Vec<LeavingLink>);
+
+impl TcpClosing {
+    /// Takes out the links that have ended, and ends those whose peers have taken nothing within
+    /// the limit.
+    fn look(&mut self, shared: &TcpShared) -> Closing {
+        let mut has_moved = false;
+        self.0.retain_mut(|leaving| {
+            let state = leaving.look(shared);
+            has_moved |= state == Closing::Moving;
+            state != Closing::Over
+        });
+        match (self.0.is_empty(), has_moved) {
+            (true, _) => Closing::Over,
+            (false, true) => Closing::Moving,
+            (false, false) => Closing::Waiting,
+        }
+    }
+}
+
+/// A link whose peer has not taken everything yet.
+#[derive(Debug)]
+struct LeavingLink {
+    link: Arc<Outgoing>,
+    left: BytesLeft,
+    /// Time when it fails, unless the peer takes something before.
     until: Instant,
 }
 
-impl TcpClosing {
-    /// Takes out the links whose peers have everything, and ends all others if none has taken a
-    /// byte within the limit.
+impl LeavingLink {
     fn look(&mut self, shared: &TcpShared) -> Closing {
-        self.links.retain(|link| !link.has_closed(shared));
-        let left = self.links.iter().map(|link| link.left()).sum();
-        if self.links.is_empty() {
+        if self.link.has_closed(shared) {
             return Closing::Over;
         }
-        if left < self.left {
-            (self.left, self.until) = (left, Instant::now() + shared.options.timeout);
+        let now = Instant::now();
+        let before = std::mem::replace(&mut self.left, self.link.left());
+        if self.left.has_shrunk_since(&before) {
+            self.until = now + shared.options.timeout;
             return Closing::Moving;
         }
-        if Instant::now() < self.until {
+        if now < self.until {
             return Closing::Waiting;
         }
-        for link in self.links.drain(..) {
-            stderr::say(format_args!(
-                "up to {} bytes to rank {} are lost, since this rank ends and that one has taken \
-                 nothing for {} s: let it make progress until it has all, or raise \
-                 CARRACK_PEER_TIMEOUT",
-                link.left(),
-                link.peer.0,
-                shared.options.timeout.as_secs_f64()
-            ));
-            link.fail(shared, DownCause::Closed);
-        }
+        stderr::say(format_args!(
+            "up to {} bytes to rank {} may be lost, since this rank ends and that one has taken \
+             nothing for {} s: let it make progress until it has all, or raise \
+             CARRACK_PEER_TIMEOUT",
+            self.left.bytes,
+            self.link.peer.0,
+            shared.options.timeout.as_secs_f64()
+        ));
+        self.link.fail(shared, DownCause::Closed);
         Closing::Over
+    }
+}
+
+/// The bytes that a peer has not taken yet.
+#[derive(Debug)]
+pub(super) struct BytesLeft {
+    /// Number of the connection that carries them; 0: none does.
+    pub(super) connection: u64,
+    /// Those that the peer's kernel does not have.
+    pub(super) bytes: u64,
+    /// Bytes that the peer has acknowledged.
+    pub(super) acked: u64,
+}
+
+impl BytesLeft {
+    /// Returns `true` if the peer has taken some since `before`. On another connection bytes are
+    /// sent again, and only what the peer itself acknowledges tells.
+    fn has_shrunk_since(&self, before: &Self) -> bool {
+        let is_same = self.connection == before.connection;
+        self.acked > before.acked || (is_same && self.bytes < before.bytes)
     }
 }
 
@@ -59,10 +96,11 @@ impl TcpDevice {
         if !self.shared.closed.swap(true, Ordering::AcqRel) {
             self.begin_close(&mut polling);
         }
-        let Some(TcpClosing { links, .. }) = &polling.closing else { return Closing::Over };
+        let Some(TcpClosing(leaving)) = &polling.closing else { return Closing::Over };
         // All together: a peer's machine may take its time to acknowledge.
-        for link in links.clone() {
-            self.advance(&mut polling, link.index);
+        let links: Vec<_> = leaving.iter().map(|leaving| leaving.link.index).collect();
+        for link in links {
+            self.advance(&mut polling, link);
         }
         // Peers that close at the same time wait for room here.
         let has_come = self.drop_arrivals(&mut polling);
@@ -93,7 +131,8 @@ impl TcpDevice {
             link.bye(&self.shared, entry.map_or(0, |entry| entry.incoming.received));
         }
         let until = Instant::now() + self.shared.options.timeout;
-        polling.closing = Some(TcpClosing { links, left: u64::MAX, until });
+        let leaving = |link: Arc<Outgoing>| LeavingLink { left: link.left(), link, until };
+        polling.closing = Some(TcpClosing(links.into_iter().map(leaving).collect()));
     }
 
     /// Drops what has come on all connections. Returns `true` if something has.
@@ -116,5 +155,22 @@ impl TcpDevice {
             }
         }
         has_come
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BytesLeft;
+
+    #[test]
+    fn bytes_that_another_connection_sends_again_are_not_taken_until_they_are_acknowledged() {
+        let left = |connection, bytes, acked| BytesLeft { connection, bytes, acked };
+        let before = left(1, 100, 50);
+        assert!(!left(1, 100, 50).has_shrunk_since(&before));
+        assert!(left(1, 99, 50).has_shrunk_since(&before));
+        // The kernel of a connection that is lost had more than the peer has acknowledged.
+        assert!(!left(0, 300, 50).has_shrunk_since(&before));
+        assert!(!left(2, 10, 50).has_shrunk_since(&left(0, 300, 50)));
+        assert!(left(2, 300, 51).has_shrunk_since(&left(0, 300, 50)));
     }
 }

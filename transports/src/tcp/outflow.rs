@@ -117,6 +117,11 @@ impl Outflow {
         self.sent - self.acked
     }
 
+    /// Returns the number of bytes that the peer has acknowledged.
+    pub(super) fn acked(&self) -> u64 {
+        self.acked
+    }
+
     /// Returns `true` if the end of an operation waits for the peer.
     pub(super) fn has_bodies(&self) -> bool {
         self.bodies > 0

@@ -8,6 +8,7 @@
 
 mod dialling;
 
+use super::closing::BytesLeft;
 use super::frame::{Frame, HEAD};
 use super::outflow::{Body, Outflow};
 use super::shared::{LINK, READS, TcpShared, WatchedStream};
@@ -287,14 +288,17 @@ impl Outgoing {
         !left
     }
 
-    /// Returns the number of bytes that the peer's kernel does not have yet.
-    pub(super) fn left(&self) -> u64 {
+    /// Returns the bytes that the peer has not taken yet.
+    pub(super) fn left(&self) -> BytesLeft {
         let sending = self.sending.lock();
-        let in_flight = match &sending.line {
-            Line::Up(socket) => u64::try_from(socket::in_flight(socket)).unwrap_or(0),
-            _ => sending.flow.unacked(),
+        let flow = &sending.flow;
+        let (connection, in_flight) = match &sending.line {
+            Line::Up(socket) => {
+                (sending.established, u64::try_from(socket::in_flight(socket)).unwrap_or(0))
+            }
+            _ => (0, flow.unacked()),
         };
-        sending.flow.unsent() + in_flight
+        BytesLeft { connection, bytes: flow.unsent() + in_flight, acked: flow.acked() }
     }
 
     /// Returns `true` if a connection of the peer has to wait for the end of dialling. Of two ends

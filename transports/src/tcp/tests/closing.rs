@@ -151,6 +151,36 @@ fn all_comes_to_a_peer_that_takes_it_slowly_from_a_device_that_closes() {
 }
 
 #[test]
+fn a_peer_that_takes_nothing_is_given_up_while_another_takes_bytes() {
+    const MESSAGES: u64 = 8000;
+    let mut closes = TestRank::within(Duration::from_secs(2), 0, usize::MAX, 64 << 20);
+    let (mut slow, mut stuck) = (TestRank::new(1), TestRank::new(2));
+    let [to_slow, to_stuck] = [(&slow, 1), (&stuck, 2)].map(|(to, peer)| closes.connect(to, peer));
+    bring_up(&[&to_slow, &to_stuck], &mut [&mut closes, &mut slow, &mut stuck]);
+    for link in [&to_slow, &to_stuck] {
+        (0..MESSAGES).for_each(|number| while !send(link, number, PACKET) {});
+    }
+    let stuck_end = closes.device.shared.link(1).unwrap();
+    assert_eq!(stuck_end.peer, PeerId(2));
+    let start = Instant::now();
+    let mut came = Vec::new();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| closes.device.close());
+        while !stuck_end.has_ended() {
+            (0..20).for_each(|_| came.extend(slow.poll()));
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        assert!(!closing.is_finished(), "nothing was left for the slow peer");
+        while !came.last().is_some_and(is_down) {
+            came.extend(slow.poll());
+            assert!(start.elapsed() < Duration::from_secs(60), "its end is not told");
+        }
+    });
+    let numbers = came.iter().filter_map(arrival).map(|it| it.1);
+    assert!(numbers.eq(0..MESSAGES), "{} came, then {:?}", came.len(), came.last());
+}
+
+#[test]
 fn a_device_that_has_closed_is_not_reached_where_a_forked_child_has_its_listener() {
     let mut here = TestRank::new(0);
     let there = TestRank::new(1);
