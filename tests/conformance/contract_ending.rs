@@ -4,10 +4,10 @@ use super::contract::{Side, bring_up};
 use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::transports::contract::{
-    Event, Header, Link, Op, OpFailure, OpToken, Submit, SubmitError,
+    Closing, Event, Header, Link, Op, OpFailure, OpToken, Submit, SubmitError,
 };
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::transports::mem::{Buffer, Region};
+use carrack::transports::mem::{Buffer, MemRef, Region};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +17,7 @@ over_each_transport!(
     an_operation_that_is_posted_while_its_own_device_closes_ends_once,
     an_operation_that_was_posted_ends_once_also_when_a_side_closes,
     an_operation_that_is_posted_while_its_target_closes_ends_once,
+    what_was_sent_arrives_at_a_peer_that_takes_it_while_the_devices_of_two_ranks_close,
 );
 
 /// Operations that a test posts at most: more than one poll tells of.
@@ -235,5 +236,44 @@ fn an_operation_that_is_posted_while_its_target_closes_ends_once<J: Job>() {
                 "twice"
             );
         }
+    }
+}
+
+fn what_was_sent_arrives_at_a_peer_that_takes_it_while_the_devices_of_two_ranks_close<J: Job>() {
+    let [mut taker, mut one, mut two] = [1, 0, 2].map(Side::new::<J>);
+    let links = [&mut one, &mut two].map(|side| {
+        let link = side.connect(&taker, 1);
+        bring_up(&link, &mut [side, &mut taker]);
+        link
+    });
+    // More together than the peer has room for, where the devices share that.
+    let sent = links.each_ref().map(|link| {
+        let takes = |number: &u64| {
+            let (header, bytes) = (Header([*number, 0]), MemRef::host(&[7; 3000]));
+            match link.submit(Op::AmCopied { header, bytes }) {
+                Ok(Submit::Busy(_)) => false,
+                taken => taken.is_ok(),
+            }
+        };
+        (0..1000).take_while(takes).count() as u64
+    });
+    let closing = [&one, &two].map(|side| side.device.clone());
+    let advance = || closing.iter().map(|device| device.advance_close()).max();
+    let at_last = (0..1000).map(|_| advance()).last();
+    if J::IS_RDMA {
+        assert_eq!(at_last, Some(Some(Closing::Waiting)), "the peer had room for all");
+    }
+    let start = Instant::now();
+    let mut came = [0, 2].map(|_| Vec::new());
+    while advance() != Some(Closing::Over) || came.each_ref().map(|it| it.len() as u64) != sent {
+        for event in taker.poll() {
+            if let Event::Arrived { from, header, .. } = event {
+                came[from.0 as usize / 2].push(header.0[0]);
+            }
+        }
+        assert!(start.elapsed() < LIMIT / 2, "{came:?} of {sent:?} have come");
+    }
+    for (came, sent) in came.iter().zip(sent) {
+        assert!(came.iter().copied().eq(0..sent), "{came:?} of {sent} have come");
     }
 }

@@ -8,15 +8,15 @@ use std::time::Duration;
 const LONGEST: Duration = Duration::from_millis(5);
 const SHORTEST: Duration = Duration::from_micros(50);
 
-/// State of a device that closes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// State of a device that closes. The maximum of several is the state of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Closing {
     /// Nothing is left to wait for.
     Over,
-    /// Bytes have moved since the last look.
-    Moving,
     /// Peers have not taken everything yet.
     Waiting,
+    /// Bytes have moved since the last look.
+    Moving,
 }
 
 /// Advances the close of all these devices at the same time, until the last one has nothing to
@@ -25,20 +25,19 @@ pub fn close_all(devices: &[&dyn Device]) {
     let mut left = devices.to_vec();
     let mut pause = SHORTEST;
     loop {
-        let mut has_moved = false;
+        let mut of_all = Closing::Over;
         left.retain(|device| {
             let state = device.advance_close();
-            has_moved |= state == Closing::Moving;
+            of_all = of_all.max(state);
             state != Closing::Over
         });
-        if left.is_empty() {
-            return;
-        }
-        if has_moved {
-            pause = SHORTEST;
-        } else {
-            std::thread::sleep(pause);
-            pause = LONGEST.min(pause * 9 / 8);
+        match of_all {
+            Closing::Over => return,
+            Closing::Moving => pause = SHORTEST,
+            Closing::Waiting => {
+                std::thread::sleep(pause);
+                pause = LONGEST.min(pause * 9 / 8);
+            }
         }
     }
 }

@@ -19,17 +19,13 @@ impl TcpClosing {
     /// Takes out the links that have ended, and ends those whose peers have taken nothing within
     /// the limit.
     fn look(&mut self, shared: &TcpShared) -> Closing {
-        let mut has_moved = false;
+        let mut of_all = Closing::Over;
         self.0.retain_mut(|leaving| {
             let state = leaving.look(shared);
-            has_moved |= state == Closing::Moving;
+            of_all = of_all.max(state);
             state != Closing::Over
         });
-        match (self.0.is_empty(), has_moved) {
-            (true, _) => Closing::Over,
-            (false, true) => Closing::Moving,
-            (false, false) => Closing::Waiting,
-        }
+        of_all
     }
 }
 

@@ -4,6 +4,7 @@
 use super::address::{Fabric, Host, RdmaAddress, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
 use super::callers::Callers;
+use super::closing::RdmaClosing;
 use super::domain::DomainShared;
 use super::entries::Entries;
 use super::link::RdmaLink;
@@ -17,8 +18,8 @@ use super::together::OpenedAggregate;
 use super::transfers;
 use crate::clock::ticks;
 use crate::contract::{
-    AddressBlob, Armed, Batch, Device, DownCause, Event, Link, Matcher, PeerId, Polled, Reach,
-    SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Closing, Device, DownCause, Event, Link, Matcher, PeerId, Polled,
+    Reach, SubmitError, Unavailable, close_all,
 };
 use crate::fork::Owner;
 use crate::mem::PacketSource;
@@ -34,7 +35,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
 const COMPLETIONS: u64 = 1;
@@ -44,14 +44,10 @@ pub(super) const CALL: u64 = 1 << 32;
 pub(super) const PENDING: u64 = 2 << 32;
 
 /// Completions that one poll of the queue takes.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
 
 /// Staging buffers for copied messages that do not go inline.
 const BOUNCES: usize = 32;
-
-/// Time for which closing waits for sent messages to arrive, if the peer's memory has no room for
-/// them.
-const LINGER: Duration = Duration::from_secs(10);
 
 /// See the [module](self).
 pub(super) struct RdmaDevice {
@@ -60,7 +56,7 @@ pub(super) struct RdmaDevice {
     shared: Arc<DomainShared>,
     epoll: OwnedFd,
     completions: Arc<CompletionChannel>,
-    polling: BiasedLock<RdmaPolling>,
+    pub(super) polling: BiasedLock<RdmaPolling>,
     /// This rank's further NICs.
     pub(super) rails: Rails,
     /// Set if the next poll has upkeep to do.
@@ -110,7 +106,8 @@ pub(super) struct RdmaPolling {
     pub(super) asked_at: u64,
     /// Number of the domain's events that were handled.
     pub(super) heard: usize,
-    closed: bool,
+    pub(super) closing: Option<RdmaClosing>,
+    pub(super) closed: bool,
 }
 
 impl RdmaDevice {
@@ -200,6 +197,7 @@ impl RdmaDevice {
             upkeep: Upkeep::default(),
             asked_at: ticks(),
             heard: 0,
+            closing: None,
             closed: false,
             shared: shared.clone(),
         };
@@ -239,7 +237,7 @@ impl RdmaDevice {
 
     /// Handles the ready descriptors of the epoll set, and the requests of other threads.
     #[cold]
-    fn look_after(&self, polling: &mut RdmaPolling) {
+    pub(super) fn look_after(&self, polling: &mut RdmaPolling) {
         if polling.closed {
             return;
         }
@@ -271,10 +269,10 @@ impl RdmaDevice {
     }
 
     /// Polls this rank's further NICs, and again at the next poll if chunks are in flight there.
-    fn poll_rails(&self, polling: &mut RdmaPolling) {
+    pub(super) fn poll_rails(&self, polling: &mut RdmaPolling) {
         self.rails.poll(polling);
         if self.rails.are_busy() {
-            self.look_at_rails();
+            self.look_soon();
         }
     }
 
@@ -282,8 +280,8 @@ impl RdmaDevice {
         &self.address
     }
 
-    /// Has the next poll look at the rails.
-    pub(super) fn look_at_rails(&self) {
+    /// Has the next poll look after the device, its rails included.
+    pub(super) fn look_soon(&self) {
         self.attention.store(true, Ordering::Release);
     }
 
@@ -291,7 +289,7 @@ impl RdmaDevice {
     pub(super) fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<RdmaLink, SubmitError> {
         let (to, further) = rails::split(to).ok_or(SubmitError::Address(to.0.len()))?;
         let mut polling = self.polling.lock();
-        if polling.closed {
+        if polling.closed || polling.closing.is_some() {
             return Err(SubmitError::Down { peer, cause: DownCause::Closed });
         }
         let connection = polling.call(&to, peer)?;
@@ -308,10 +306,6 @@ impl RdmaDevice {
             self.completions.take_events();
         }
     }
-}
-
-fn is_completion(event: &Event) -> bool {
-    matches!(event, Event::Completion { .. })
 }
 
 /// Returns the address to listen at.
@@ -338,7 +332,7 @@ impl RdmaPolling {
 
     /// Takes completions off the queue, up to the room of the batch.
     #[inline]
-    fn poll(&mut self, batch: &mut Batch) {
+    pub(super) fn poll(&mut self, batch: &mut Batch) {
         self.make_good();
         if self.signs.gathered.has_any() {
             self.send_off();
@@ -458,7 +452,8 @@ impl RdmaPolling {
 
     /// Returns `true` if a poll would find something, as far as is known.
     fn has_something(&mut self) -> bool {
-        if !self.stash.is_empty()
+        if self.closing.is_some()
+            || !self.stash.is_empty()
             || !self.pending.is_empty()
             || self.opened.is_some()
             || self.signs.gathered.has_any()
@@ -472,23 +467,6 @@ impl RdmaPolling {
             Err(_) => return true,
         }
         !self.stash.is_empty()
-    }
-
-    /// Releases everything.
-    fn shut(&mut self) {
-        self.closed = true;
-        for index in self.entries.numbers() {
-            self.finish(index);
-        }
-        // Each posted operation is still completed.
-        self.pending.retain(is_completion);
-        self.stash.clear();
-        self.opened = None;
-        self.partings.clear();
-        self.callers = Callers::of(self.shared.identity.ranks);
-        sockets::close(self.listener.take());
-        // All queue pairs are gone: no packet is received into any more.
-        self.receives.close();
     }
 }
 
@@ -514,6 +492,11 @@ impl Device for RdmaDevice {
         let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
         if self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::Acquire) {
+            if polling.closing.is_some() {
+                // Some messages were dropped already, and none may come behind the gap.
+                self.look_soon();
+                return Polled::Busy;
+            }
             self.look_after(polling);
         }
         polling.poll(batch);
@@ -552,41 +535,12 @@ impl Device for RdmaDevice {
         self.attention.store(true, Ordering::Release);
     }
 
+    fn advance_close(&self) -> Closing {
+        if self.owner.is_here() { self.advance_end() } else { Closing::Over }
+    }
+
     fn close(&self) {
-        if !self.owner.is_here() {
-            return;
-        }
-        let mut polling = self.polling.lock();
-        if polling.closed {
-            return;
-        }
-        for index in polling.entries.numbers() {
-            polling.leave(index);
-        }
-        // Messages that arrive meanwhile are dropped. Later polls report the ended operations.
-        let (mut batch, mut ended) = (Batch::new(AT_ONCE), VecDeque::new());
-        let until = Instant::now() + LINGER;
-        while !polling.entries.is_empty() && Instant::now() < until {
-            self.look_after(&mut polling);
-            polling.poll(&mut batch);
-            if batch.is_empty() {
-                std::thread::sleep(Duration::from_micros(20));
-            }
-            ended.extend(batch.drain().filter(is_completion));
-        }
-        ended.append(&mut polling.pending);
-        polling.pending = ended;
-        let left = polling.entries.len();
-        if left > 0 {
-            tracing::warn!(
-                left,
-                "closed, though peers have not taken in all that was sent to them"
-            );
-        }
-        polling.shut();
-        // After the first NIC, so that peers learn of its end first.
-        self.rails.devices().iter().for_each(|rail| rail.close());
-        self.poll_rails(&mut polling);
+        close_all(&[self]);
     }
 }
 

@@ -155,10 +155,6 @@ impl Entries {
         self.get(self.last.1)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.iter().all(Option::is_none)
-    }
-
     /// Returns the numbers of all connections.
     pub(super) fn numbers(&self) -> Vec<u32> {
         (0..).zip(&self.all).filter(|(_, entry)| entry.is_some()).map(|(index, _)| index).collect()

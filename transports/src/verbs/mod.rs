@@ -41,6 +41,7 @@ mod callers;
 pub(crate) mod channel;
 mod choice;
 mod chunks;
+mod closing;
 mod completions;
 mod connection;
 mod credits;

@@ -220,7 +220,7 @@ impl RdmaDevice {
         self.rails.in_flight.fetch_add(1, Ordering::AcqRel);
         let submitted = link.connection.put_chunk(to, what, &link.shared.registrations);
         match submitted {
-            Ok(Submit::Posted) => self.look_at_rails(),
+            Ok(Submit::Posted) => self.look_soon(),
             _ => {
                 self.rails.in_flight.fetch_sub(1, Ordering::AcqRel);
             }
