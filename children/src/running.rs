@@ -141,7 +141,7 @@ impl Running {
     }
 
     /// Waits for the command's end without a limit, and returns its status. A process that it has
-    /// left running is ended.
+    /// left running has half a second to end, and is then killed.
     ///
     /// # Errors
     /// When the system does not tell its end.
@@ -149,7 +149,16 @@ impl Running {
         let lost = |source| ChildError::Lost { command: self.words.clone(), source };
         let status = self.child.wait().map_err(lost)?;
         self.has_ended = true;
+        self.let_end();
         Ok(status)
+    }
+
+    /// Gives the processes that it has started some time to end by themselves.
+    fn let_end(&self) {
+        let began = Instant::now();
+        while self.processes().next().is_some() && began.elapsed() < STRAGGLERS {
+            pause();
+        }
     }
 
     /// Waits for the command's end, and returns its status and the piped outputs, line by line,
@@ -201,9 +210,8 @@ impl Running {
         if is_interrupted {
             self.ask(GRACE);
         }
-        let began = Instant::now();
-        while ended.is_some() && self.processes().next().is_some() && began.elapsed() < STRAGGLERS {
-            pause();
+        if ended.is_some() {
+            self.let_end();
         }
         let left = self.end();
         let (until, mut last, mut is_held) = (Instant::now() + LAST_LINES, Vec::new(), true);

@@ -259,9 +259,9 @@ fn what_was_sent_arrives_at_a_peer_that_takes_it_while_the_devices_of_two_ranks_
     });
     let closing = [&one, &two].map(|side| side.device.clone());
     let advance = || closing.iter().map(|device| device.advance_close()).max();
-    let at_last = (0..1000).map(|_| advance()).last();
+    (0..1000).for_each(|_| _ = advance());
     if J::IS_RDMA {
-        assert_eq!(at_last, Some(Some(Closing::Waiting)), "the peer had room for all");
+        assert_eq!(advance(), Some(Closing::Waiting), "the peer had room for all");
     }
     let start = Instant::now();
     let mut came = [0, 2].map(|_| Vec::new());
