@@ -470,10 +470,9 @@ impl<'a> Run<'a> {
         let Some(route) = device.route(rank) else { return Ok(None) };
         match route.linked() {
             Some(linked) => Ok(Some(linked)),
-            None => route.link(self.carrier, device).map_err(|error| {
-                let cause = DownCause::Refused(error.to_string());
-                OpError::PeerDown { rank, cause: route.down().cloned().unwrap_or(cause) }
-            }),
+            None => route
+                .link(self.carrier, device)
+                .map_err(|error| OpError::PeerDown { rank, cause: error.into_cause() }),
         }
     }
 }

@@ -291,3 +291,13 @@ pub enum PostError {
         why: String,
     },
 }
+
+impl PostError {
+    /// Returns the reason for which a peer counts as gone to which no link could be made.
+    pub(crate) fn into_cause(self) -> DownCause {
+        match self {
+            Self::PeerDown { cause, .. } => cause,
+            other => DownCause::Refused(other.to_string()),
+        }
+    }
+}

@@ -3,7 +3,7 @@
 
 use super::Pass;
 use crate::datapath::{AT_ONCE, BacklogStep, Fetched, Landing, Owed, Start};
-use crate::error::{OpError, PostError};
+use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
 use crate::peer::backlog::Parked;
@@ -27,10 +27,7 @@ impl Pass<'_> {
                     Ok(Some(_)) => self.moved = true,
                     Ok(None) => continue,
                     Err(error) => {
-                        let cause = match error {
-                            PostError::PeerDown { cause, .. } => cause,
-                            other => DownCause::Refused(other.to_string()),
-                        };
+                        let cause = error.into_cause();
                         self.device.end_backlog(&route, &Ending::Down(rank, &cause), &mut ended);
                     }
                 }

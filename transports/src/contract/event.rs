@@ -343,14 +343,14 @@ pub enum Polled {
     Some,
     /// Nothing was there.
     Idle,
-    /// Another thread is polling this device.
+    /// Another thread is polling this device, or the device closes.
     Busy,
 }
 
 /// Answer to "may this thread sleep?".
 #[derive(Debug)]
 pub enum Armed<'a> {
-    /// No: an event waits already, or another thread is polling. Poll again.
+    /// No: an event waits already, another thread is polling, or the device closes. Poll again.
     Ready,
     /// Yes: the descriptor becomes readable when there is something. Then, or after a timeout,
     /// disarm and poll.

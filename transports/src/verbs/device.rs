@@ -453,13 +453,20 @@ impl RdmaPolling {
     /// Returns `true` if a poll would find something, as far as is known.
     fn has_something(&mut self) -> bool {
         if self.closing.is_some()
-            || !self.stash.is_empty()
             || !self.pending.is_empty()
             || self.opened.is_some()
             || self.signs.gathered.has_any()
             || !self.owing.is_empty()
             || !self.ending.is_empty()
         {
+            return true;
+        }
+        self.has_completion()
+    }
+
+    /// Returns `true` if a completion waits.
+    pub(super) fn has_completion(&mut self) -> bool {
+        if !self.stash.is_empty() {
             return true;
         }
         match self.queue.poll(&mut self.space[..]) {
