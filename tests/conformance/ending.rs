@@ -25,6 +25,7 @@ over_each_transport!(
     what_was_sent_before_a_peer_went_arrives_where_nothing_was_sent_to_it,
     what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
     what_came_on_one_device_is_not_lost_when_another_that_is_looked_for_is_gone,
+    what_came_on_one_device_is_not_lost_when_another_finds_nobody,
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
     a_peer_that_goes_is_noticed_though_its_program_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
@@ -251,6 +252,34 @@ fn what_came_on_one_device_is_not_lost_when_another_that_is_looked_for_is_gone<J
         assert!(status.error.is_none(), "the message had been sent, and was lost: {status:?}");
         assert_eq!(status.bytes().unwrap(), b"in time!");
     }
+}
+
+fn what_came_on_one_device_is_not_lost_when_another_finds_nobody<J: Job>() {
+    let [zero, one] = J::pair();
+    let [mine, _theirs] = [&one, &zero].map(|rank| rank.device().build().unwrap());
+    let sink = Sink::keeping();
+    one.post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&sink).submit().unwrap();
+    let mut send = zero.post_send(Rank(1), b"in time!", Tag(1));
+    while send.try_submit().unwrap().is_retry() {
+        zero.progress().unwrap();
+    }
+    drop(send);
+    drop((zero, _theirs));
+    // The first use of the second device: there is no link to it, and nobody to make one with.
+    let recv = one.post_recv(Rank(0), vec![0; 8], Tag(2)).device(&mine).comp(&sink);
+    recv.user_context(UserContext(2)).submit().unwrap();
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(400) {
+        one.progress_device(&mine).unwrap();
+    }
+    let ranks = [one];
+    until(&ranks, || sink.count() == 2);
+    let [status, other] = <[_; 2]>::try_from(sink.take()).unwrap();
+    assert!(status.error.is_none(), "the message had been sent, and was lost: {status:?}");
+    assert_eq!(status.bytes().unwrap(), b"in time!");
+    assert_eq!(other.user_context, UserContext(2));
+    let why = other.ok().expect_err("nothing was sent to it").to_string();
+    assert!(why.contains("closed its device"), "it ended in order: {why}");
 }
 
 fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: Job>() {

@@ -275,7 +275,12 @@ impl Route {
 
     /// Returns `true` if the link was made to find that out, and has not come up.
     pub(crate) fn is_sought(&self) -> bool {
-        self.is_sought.load(Ordering::Relaxed) && !self.was_up.load(Ordering::Relaxed)
+        self.is_sought.load(Ordering::Relaxed) && !self.was_up()
+    }
+
+    /// Returns `true` if the link has come up.
+    pub(crate) fn was_up(&self) -> bool {
+        self.was_up.load(Ordering::Relaxed)
     }
 
     /// Returns the number of operations in the backlog.
