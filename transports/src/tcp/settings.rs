@@ -27,7 +27,8 @@ crate::declare_settings! {
         tcp_window: usize,
             "CARRACK_TCP_WINDOW", Bytes::between(256, 1 << 30), 1 << 20;
 
-        /// Seconds until a peer whose kernel answers nothing is down.
+        /// Seconds until a peer whose kernel answers nothing is down; a rank that ends waits as
+        /// long.
         peer_timeout: usize,
             "CARRACK_PEER_TIMEOUT", Count::of("seconds", 3, 86_400), 30;
     }

@@ -4,6 +4,7 @@ use super::callers::Callers;
 use super::device::{AT_ONCE, RdmaDevice, RdmaPolling};
 use crate::contract::{Batch, Closing, Event};
 use crate::net::sockets;
+use crate::stderr;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -62,11 +63,14 @@ impl RdmaDevice {
             self.look_soon();
             return if has_moved { Closing::Moving } else { Closing::Waiting };
         }
-        if left > 0 {
-            tracing::warn!(
-                left,
-                "closed, though peers have not taken in all that was sent to them"
-            );
+        for index in polling.entries.numbers() {
+            let Some(entry) = polling.entries.get(index) else { continue };
+            stderr::say(format_args!(
+                "messages to rank {} may be lost, since this rank ends and that one has not taken \
+                 them within {} s: let it make progress until it has all",
+                entry.connection.peer.0,
+                LINGER.as_secs()
+            ));
         }
         closing.ended.append(&mut polling.pending);
         polling.pending = closing.ended;

@@ -50,6 +50,9 @@ impl Runtime {
     ///
     /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by the other property; its sender
     /// must have posted with that policy.
+    ///
+    /// From a rank that is down, it meets a message that has come, or ends as
+    /// [`PeerDown`](crate::OpError::PeerDown).
     pub fn post_recv<'a>(
         &'a self,
         rank: Rank,

@@ -80,9 +80,9 @@ impl<K: Kind> Post<'_, K> {
         }
     }
 
-    /// Posts the operation, and makes progress until it has completed. Sleeps when there is nothing
-    /// to do. Borrowed bytes may have any length. The completion object, if one was named, is not
-    /// told.
+    /// Posts the operation, and makes progress until it has completed; none if it completes at
+    /// once, as a receive does whose message is there. Sleeps when there is nothing to do. Borrowed
+    /// bytes may have any length. The completion object, if one was named, is not told.
     ///
     /// # Errors
     /// [`AwaitError::Post`]: it could not be posted, and is as it was.
