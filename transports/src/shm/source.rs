@@ -13,7 +13,7 @@ use crate::mem::{MemRef, PacketSource, SmallBytes};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, Received};
 use crate::net::watched::Watched;
-use crate::sync::ring::{Consumer, Corrupt, Record};
+use crate::sync::ring::{Consumer, Corrupt, MAX_PAYLOAD, Record};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::little_endian::U32;
@@ -114,7 +114,7 @@ impl Source {
         if !self.streams && batch.is_empty() {
             return self.take_alone(packets, batch, matcher);
         }
-        self.take(packets, batch)
+        self.take(packets, batch, matcher)
     }
 
     /// Takes a single record. If it is a short message, the matcher gets it first.
@@ -126,12 +126,10 @@ impl Source {
         matcher: &mut dyn Matcher,
     ) -> Look {
         let (Ok(Some(record)), Some(message)) = (self.consumer.peek(), batch.next_small()) else {
-            return self.take(packets, batch);
+            return self.take(packets, batch, matcher);
         };
-        match (record.kind, record.count) {
-            (KIND_INLINE, 1) => {}
-            (KIND_CHUNK, _) => return self.take_in_place(packets, batch, matcher),
-            _ => return self.take(packets, batch),
+        if (record.kind, record.count) != (KIND_INLINE, 1) {
+            return self.take(packets, batch, matcher);
         }
         let header = fill(message, &record, self.from);
         // Not asked in vain: the call takes a tenth of a message's time.
@@ -145,39 +143,29 @@ impl Source {
         if is_taken { Look::Took } else { Look::Goes }
     }
 
-    /// Takes a single record, that of a chunk: the matcher may copy the message out of it.
+    /// Takes records: of a stream up to `TURN`, else one. The matcher gets those of more than a slot
+    /// first while nothing is in the batch, as it can copy them from where they lie.
     #[inline(never)]
-    fn take_in_place(
+    fn take(
         &mut self,
         packets: &Arc<dyn PacketSource>,
         batch: &mut Batch,
         matcher: &mut dyn Matcher,
     ) -> Look {
-        if let Ok(Some(record)) = self.consumer.peek()
-            && let Ok((chunk, bytes)) = chunk_of(&record, &self.segment, packets)
-            && matcher.match_in_place(self.from, Header(record.header()), bytes)
-        {
-            self.segment.give_back(chunk);
-            self.consumer.advance(1);
-            (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
-            return Look::Took;
-        }
-        self.take(packets, batch)
-    }
-
-    /// Takes records into the batch: of a stream up to `TURN`, else one.
-    #[inline(never)]
-    fn take(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
         // A single message from a sender that does not stream. A look for a second one would fetch
         // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
+        let mut look = Look::Goes;
         for taken in 0..limit {
             if batch.is_full() {
-                return Look::Goes;
+                return look;
             }
             let record = match self.consumer.peek() {
                 Ok(Some(record)) => record,
-                Ok(None) => return self.nothing(taken > 0, batch),
+                Ok(None) => {
+                    let nothing = self.nothing(taken > 0, batch);
+                    return if matches!(nothing, Look::Goes) { look } else { nothing };
+                }
                 Err(why) => return Look::Ended(corrupt(why)),
             };
             let count = record.count;
@@ -189,12 +177,17 @@ impl Source {
                     }
                     None => batch.push(short(&record, self.from)),
                 }
+            } else if batch.is_empty()
+                && batch.may_be_lone(Header(record.header()))
+                && is_matched(&record, self.from, &self.segment, packets, matcher)
+            {
+                look = Look::Took;
             } else {
                 match receive(record, &self.segment, packets) {
                     Ok(Some((header, payload))) => {
                         batch.push(Event::arrived(self.from, header, payload));
                     }
-                    Ok(None) => return Look::Goes,
+                    Ok(None) => return look,
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
             }
@@ -206,7 +199,7 @@ impl Source {
         }
         self.silent = 0;
         self.streams = true;
-        Look::Goes
+        look
     }
 
     #[inline(always)]
@@ -271,6 +264,31 @@ fn short(record: &Record<'_, SegmentSlots>, from: PeerId) -> Event {
     let mut bytes = SmallBytes::empty();
     let header = record.copy_first_to(bytes.fill(record.len()));
     Event::arrived(from, Header(header), Payload::Small(bytes))
+}
+
+/// Shows the matcher the message of a record that is not inline in one slot. Returns `true` if it
+/// took it.
+#[inline]
+fn is_matched(
+    record: &Record<'_, SegmentSlots>,
+    from: PeerId,
+    segment: &Arc<Segment>,
+    packets: &Arc<dyn PacketSource>,
+    matcher: &mut dyn Matcher,
+) -> bool {
+    let header = Header(record.header());
+    if record.kind == KIND_CHUNK {
+        let Ok((chunk, bytes)) = chunk_of(record, segment, packets) else { return false };
+        let is_matched = matcher.match_in_place(from, header, bytes);
+        if is_matched {
+            segment.give_back(chunk);
+        }
+        return is_matched;
+    }
+    let mut bytes = [0; MAX_PAYLOAD];
+    let bytes = &mut bytes[..record.len().min(MAX_PAYLOAD)];
+    record.copy_to(bytes);
+    record.kind == KIND_INLINE && matcher.match_in_place(from, header, MemRef::host(bytes))
 }
 
 /// Returns the message of a record that is not inline in one slot. `Ok(None)`: there is no packet

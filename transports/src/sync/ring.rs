@@ -241,6 +241,9 @@ impl<S: Slots> Producer<S> {
         // Release: a consumer that sees the sequence number sees the record.
         self.slots.control(at).store(control_word(self.sent, count, kind, len), Ordering::Release);
         self.sent += count as u64;
+        for slots in 0..count as u64 {
+            self.slots.will_write(((self.sent + AHEAD - slots) & self.mask) as usize);
+        }
         Ok(())
     }
 
