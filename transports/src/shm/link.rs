@@ -8,6 +8,7 @@ use super::handshake::{HandshakeMessage, ShmAddress, greeting};
 use super::kernel_copy::{KernelCopy, is_this_process};
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use super::source::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
+use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
@@ -67,6 +68,8 @@ struct Sender {
     producer: Producer<SegmentSlots>,
     /// Chunks that are free, as far as this side knows: one bit each.
     free: u64,
+    /// Time of the last look for chunks that have come back.
+    looked: u64,
     /// Number of times that each chunk was sent.
     lent: [u32; MAX_CHUNKS as usize],
     receiver: Option<Receiver>,
@@ -141,6 +144,7 @@ impl SendingEnd {
                 welcome: None,
                 producer,
                 free: u64::MAX >> (64 - transport.geometry.chunks),
+                looked: 0,
                 lent: [0; MAX_CHUNKS as usize],
                 receiver: None,
             }),
@@ -230,6 +234,16 @@ impl SendingEnd {
         Ok(Arc::new(KernelCopy::of(peer.pid, process, segment, Arc::downgrade(self))))
     }
 
+    /// Sends a message that takes more than a slot. Apart, so that shorter ones do not pay for it.
+    #[inline(never)]
+    fn send_several(&self, header: (u64, u64), bytes: &[u8]) -> Short {
+        match self.send(Header(header.into()), MemRef::host(bytes)) {
+            Ok(Submit::Done) => Short::Done,
+            Ok(Submit::Busy(busy)) => Short::Busy(busy),
+            _ => Short::Ask,
+        }
+    }
+
     #[cold]
     fn not_up(&self) -> Result<Submit, SubmitError> {
         match self.down.get() {
@@ -247,13 +261,8 @@ impl SendingEnd {
         }
         let Some(mut sender) = self.sender.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
         let sender = &mut *sender;
-        let pushed = if bytes.len() <= MAX_PAYLOAD {
-            sender.producer.push(KIND_INLINE, header.0, bytes)
-        } else {
-            match sender.push_chunk(header, bytes) {
-                Some(pushed) => pushed,
-                None => return Ok(Submit::Busy(Busy::NoPacket)),
-            }
+        let Some(pushed) = sender.push(header, bytes) else {
+            return Ok(Submit::Busy(Busy::NoPacket));
         };
         match pushed {
             Ok(()) => {
@@ -448,6 +457,27 @@ impl Sender {
         }
     }
 
+    /// Looks for chunks that have come back. It does not look again before the receiver can have
+    /// taken a sixteenth of all of them: each look takes the lines away in which the receiver
+    /// counts.
+    #[inline(never)]
+    fn look_for_chunks(&mut self) {
+        let rest = u64::from(self.segment.geometry().chunks / 16) * TICKS_PER_MICROSECOND;
+        if ticks().wrapping_sub(self.looked) >= rest {
+            self.free = self.segment.returned(&self.lent);
+            self.looked = ticks();
+        }
+    }
+
+    /// Sends a message in slots or through a chunk. `None`: no chunk is free.
+    #[inline(always)]
+    fn push(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
+        if bytes.len() <= MAX_PAYLOAD {
+            return Some(self.producer.push(KIND_INLINE, header.0, bytes));
+        }
+        self.push_chunk(header, bytes)
+    }
+
     /// Sends a message through a chunk. `None`: no chunk is free.
     ///
     /// Inlined, so that its result stays in registers: a load of it from memory would wait until
@@ -455,7 +485,7 @@ impl Sender {
     #[inline(always)]
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
         if self.free == 0 {
-            self.free = self.segment.returned(&self.lent);
+            self.look_for_chunks();
         }
         // The lowest free one: its lines are likelier in a cache than those of the one used
         // longest ago.
@@ -549,7 +579,10 @@ impl Link for ShmLink {
     #[inline]
     fn am_short(&self, header: (u64, u64), bytes: &[u8]) -> Short {
         let outgoing = &*self.outgoing;
-        if bytes.len() > FIRST || !outgoing.is_up() {
+        if bytes.len() > FIRST {
+            return outgoing.send_several(header, bytes);
+        }
+        if !outgoing.is_up() {
             return Short::Ask;
         }
         let Some(mut sender) = outgoing.sender.try_lock() else { return Short::Busy(Busy::Lock) };

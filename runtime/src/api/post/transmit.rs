@@ -79,8 +79,8 @@ impl<'a> OutgoingMessage<'a> {
     }
 }
 
-/// Sends a short message of borrowed bytes to a linked peer, in `try_submit` and without rare
-/// options. Everything else, errors included, goes through [`submit_short`] and [`transmit`], which
+/// Sends borrowed bytes, at most a packet of them, to a linked peer, in `try_submit` and without
+/// rare options. Everything else, errors included, goes through [`submit_short`] and [`transmit`], which
 /// check the same conditions with the same results. It exists because `transmit`'s bookkeeping
 /// takes longer than a small message.
 #[inline(always)]
@@ -134,8 +134,8 @@ pub(super) fn submit_short<K>(
     })
 }
 
-/// Gives a short message to the link, if it has no rare option. A gone peer has a better error than
-/// a full ring: then the result is `None`.
+/// Gives a message of at most a packet to the link, if it has no rare option. A gone peer has a
+/// better error than a full ring: then the result is `None`.
 #[inline(always)]
 fn give_short<K>(post: &Post<'_, K>, bytes: &[u8], header: Header) -> Option<Short> {
     if post.desc.required.is_some() || post.order.is_some() || post.desc.deadline.is_some() {
@@ -144,14 +144,16 @@ fn give_short<K>(post: &Post<'_, K>, bytes: &[u8], header: Header) -> Option<Sho
     let device = post.device_inner();
     let route = device.known_route(post.desc.rank)?;
     let linked = route.linked()?;
-    if bytes.len() > linked.caps.am_inline || !route.is_clear() || device.is_closed() {
+    let is_inline = bytes.len() <= linked.caps.am_inline;
+    let fits = || bytes.len() <= linked.caps.am_copied.min(device.host_pool.packet_size());
+    if !(is_inline || fits()) || !route.is_clear() || device.is_closed() {
         return None;
     }
     if device.deaf.has_to_listen() {
         return None;
     }
     let [first, second] = header.0;
-    let answer = match post.desc.mode.has_more() {
+    let answer = match post.desc.mode.has_more() && is_inline {
         false => linked.link.am_short((first, second), bytes),
         true => linked.link.am_more((first, second), bytes),
     };
