@@ -13,7 +13,7 @@ use crate::protocol::header::Message;
 use crate::protocol::wire::{Control, Rts};
 use crate::undelivered::About;
 use carrack_transports::contract::{Event, Header, OpFailure, Payload, PeerId, SmallArrival};
-use carrack_transports::mem::Buffer;
+use carrack_transports::mem::{Buffer, SmallBytes};
 use std::sync::Arc;
 
 impl Pass<'_> {
@@ -25,6 +25,7 @@ impl Pass<'_> {
         }
         if self.device.undelivered.is_empty() && self.device.lands_on_host {
             self.deliver_small(scratch);
+            self.deliver_packets(scratch);
         }
         let Scratch { batch, met, comps, gathering: kept, .. } = scratch;
         // The batch is empty most of the time, and an empty drain takes as long as a message.
@@ -132,6 +133,43 @@ impl Pass<'_> {
         if let Some((comp, status, about)) = full {
             self.keep_refused(&comp, status, about);
         }
+    }
+
+    /// Delivers the active messages at the front of the batch that are in packets, or fit into some.
+    /// They stay in the batch meanwhile: to move one takes as long as the rest. Stops at the first
+    /// message that needs more work, and when a completion object has no room.
+    #[inline(always)]
+    fn deliver_packets(&mut self, scratch: &mut Scratch) {
+        let Scratch { batch, comps, .. } = scratch;
+        if !batch.small_mut().is_empty() {
+            return;
+        }
+        let mut next = 0;
+        for event in batch.events_mut() {
+            let Event::Arrived { from, header, payload, .. } = event else { break };
+            if !Message::is_am(*header) || !self.device.undelivered.is_empty() {
+                break;
+            }
+            let (name, tag) = Message::am(*header);
+            let (Some(comp), size) = (comps.get(name), payload.len()) else { break };
+            let nothing = Payload::Small(SmallBytes::empty());
+            let packet = match payload {
+                Payload::Loan(loan) if !comp.takes_loans() => {
+                    let Some(packet) = self.device.host_pool.take_copy(loan.view()) else { break };
+                    *payload = nothing;
+                    packet
+                }
+                Payload::Packet(_) => match std::mem::replace(payload, nothing) {
+                    Payload::Packet(packet) => packet,
+                    _ => break,
+                },
+                _ => break,
+            };
+            next += 1;
+            let from = self.device.rank_of(*from);
+            self.signal_am(comp, arrival(from, tag, size, Buffer::Packet(packet)));
+        }
+        batch.forget_events(next);
     }
 
     /// Delivers any event; an active message takes the direct way.

@@ -301,6 +301,12 @@ impl Batch {
         self.count = self.count.saturating_sub(count);
     }
 
+    /// Drops the first `count` of the events, which the caller has handled in place.
+    #[inline]
+    pub fn forget_events(&mut self, count: usize) {
+        self.events.drain(..count.min(self.events.len()));
+    }
+
     /// Takes everything out, in order.
     #[inline]
     pub fn drain(&mut self) -> impl Iterator<Item = Event> + '_ {
