@@ -502,6 +502,8 @@ impl Sender {
             if let Some(lent) = self.lent.get_mut(chunk as usize) {
                 *lent = lent.wrapping_add(1);
             }
+            // Behind the message, and not in the way of the next one.
+            self.segment.will_fill(self.free.trailing_zeros(), bytes.len());
         }
         Some(pushed)
     }

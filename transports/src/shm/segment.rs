@@ -19,7 +19,7 @@
 use crate::contract::{Lender, Splits};
 use crate::fork::Owner;
 use crate::mem::memfd::{Mapping, map_memfd, sealed_memfd};
-use crate::mem::prefetch::prefetch;
+use crate::mem::prefetch::{prefetch, prefetch_to_write};
 use crate::mem::{MapError, MemMut, MemRef, Place};
 use crate::sync::attention::Attention;
 use crate::sync::bells::Bells;
@@ -180,6 +180,15 @@ impl Segment {
         prefetch(ptr, len.min(FIRST));
     }
 
+    /// Prefetches the first lines of a chunk that will be written soon, from the receiver's cache.
+    #[inline(always)]
+    pub(super) fn will_fill(&self, chunk: u32, len: usize) {
+        const FIRST: usize = 1024;
+        if chunk < self.geometry.chunks {
+            prefetch_to_write(self.chunk_ptr(chunk), len.min(FIRST));
+        }
+    }
+
     /// Returns the first `len` bytes of a chunk, for the receiver. `None` when the sender named a
     /// chunk or a length that does not exist.
     pub fn chunk(&self, chunk: u32, len: u32) -> Option<MemRef<'_>> {
@@ -280,18 +289,7 @@ unsafe impl Slots for SegmentSlots {
     fn will_write(&self, at: usize) {
         // The receiver's core read the line last. A prefetch keeps its transfer out of the path of
         // the message that will be written into it.
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a prefetch reads and writes nothing that a program can see, and the address is a
-        // slot's. On a processor that does not know it, it does nothing.
-        unsafe {
-            std::arch::asm!(
-                "prefetchw [{0}]",
-                in(reg) self.slot(at).as_ptr(),
-                options(nostack, preserves_flags, readonly)
-            );
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = at;
+        prefetch_to_write(self.slot(at).as_ptr(), 64);
     }
 
     #[inline(always)]
