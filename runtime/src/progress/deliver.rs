@@ -25,7 +25,9 @@ impl Pass<'_> {
         }
         if self.device.undelivered.is_empty() && self.device.lands_on_host {
             self.deliver_small(scratch);
-            self.deliver_packets(scratch);
+            if !scratch.batch.is_empty() {
+                self.deliver_packets(scratch);
+            }
         }
         let Scratch { batch, met, comps, gathering: kept, .. } = scratch;
         // The batch is empty most of the time, and an empty drain takes as long as a message.
@@ -138,7 +140,7 @@ impl Pass<'_> {
     /// Delivers the active messages at the front of the batch that are in packets, or fit into some.
     /// They stay in the batch meanwhile: to move one takes as long as the rest. Stops at the first
     /// message that needs more work, and when a completion object has no room.
-    #[inline(always)]
+    #[inline(never)]
     fn deliver_packets(&mut self, scratch: &mut Scratch) {
         let Scratch { batch, comps, .. } = scratch;
         if !batch.small_mut().is_empty() {

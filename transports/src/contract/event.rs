@@ -387,7 +387,7 @@ mod tests {
         #[test]
         fn a_batch_keeps_the_order_and_loses_nothing(
             limit in 1_usize..6,
-            steps in vec((0_u8..6, 0_usize..4), 0..60),
+            steps in vec((0_u8..7, 0_usize..4), 0..60),
         ) {
             let mut batch = Batch::new(limit);
             let (mut model, mut front) = (Vec::new(), 0);
@@ -420,6 +420,10 @@ mod tests {
                         batch.forget_small(count);
                         model.drain(..count.min(front));
                         front = front.saturating_sub(count);
+                    }
+                    5 => {
+                        batch.forget_events(count);
+                        model.drain(front..(front + count).min(model.len()));
                     }
                     _ => {
                         let drained: Vec<_> = batch.drain().map(|event| number(&event)).collect();

