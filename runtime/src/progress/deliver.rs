@@ -137,9 +137,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Delivers the active messages at the front of the batch that are in packets, or fit into some.
-    /// They stay in the batch meanwhile: to move one takes as long as the rest. Stops at the first
-    /// message that needs more work, and when a completion object has no room.
+    /// Delivers the active messages at the front of the batch that are in packets, or fit into
+    /// some. They stay in the batch meanwhile: to move one takes as long as the rest. Stops at the
+    /// first message that needs more work, and when a completion object has no room.
     #[inline(never)]
     fn deliver_packets(&mut self, scratch: &mut Scratch) {
         let Scratch { batch, comps, .. } = scratch;

@@ -3,12 +3,12 @@
 #![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
 
 use super::Shm;
+use super::chunks::SenderChunks;
 use super::device::{ShmShared, is_dead};
 use super::handshake::{HandshakeMessage, ShmAddress, greeting};
 use super::kernel_copy::{KernelCopy, is_this_process};
-use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
+use super::segment::{BellPage, Segment, SegmentSlots};
 use super::source::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
-use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
@@ -66,12 +66,7 @@ struct Sender {
     /// The welcome's numbers and descriptors, while the page of bells cannot be mapped.
     welcome: Option<Box<Welcome>>,
     producer: Producer<SegmentSlots>,
-    /// Chunks that are free, as far as this side knows: one bit each.
-    free: u64,
-    /// Time of the last look for chunks that have come back.
-    looked: u64,
-    /// Number of times that each chunk was sent.
-    lent: [u32; MAX_CHUNKS as usize],
+    chunks: SenderChunks,
     receiver: Option<Receiver>,
 }
 
@@ -143,9 +138,7 @@ impl SendingEnd {
                 segment_fd: Some(fd),
                 welcome: None,
                 producer,
-                free: u64::MAX >> (64 - transport.geometry.chunks),
-                looked: 0,
-                lent: [0; MAX_CHUNKS as usize],
+                chunks: SenderChunks::new(transport.geometry.chunks),
                 receiver: None,
             }),
         })
@@ -457,18 +450,6 @@ impl Sender {
         }
     }
 
-    /// Looks for chunks that have come back. It does not look again before the receiver can have
-    /// taken a sixteenth of all of them: each look takes the lines away in which the receiver
-    /// counts.
-    #[inline(never)]
-    fn look_for_chunks(&mut self) {
-        let rest = u64::from(self.segment.geometry().chunks / 16) * TICKS_PER_MICROSECOND;
-        if ticks().wrapping_sub(self.looked) >= rest {
-            self.free = self.segment.returned(&self.lent);
-            self.looked = ticks();
-        }
-    }
-
     /// Sends a message in slots or through a chunk. `None`: no chunk is free.
     #[inline(always)]
     fn push(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
@@ -484,12 +465,7 @@ impl Sender {
     /// the copy's stores have reached the cache.
     #[inline(always)]
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
-        if self.free == 0 {
-            self.look_for_chunks();
-        }
-        // The lowest free one: its lines are likelier in a cache than those of the one used
-        // longest ago.
-        let chunk = (self.free != 0).then(|| self.free.trailing_zeros())?;
+        let chunk = self.chunks.next(&self.segment)?;
         let target = self.segment.chunk_mut(chunk)?;
         if bytes.len() > target.len() || copy_now(target, bytes).is_err() {
             return Some(Err(PushError::Unfit));
@@ -498,12 +474,7 @@ impl Sender {
         let place = ChunkPlace { chunk: chunk.into(), len: len.into() };
         let pushed = self.producer.push(KIND_CHUNK, header.0, MemRef::host(place.as_bytes()));
         if pushed.is_ok() {
-            self.free &= !(1 << chunk);
-            if let Some(lent) = self.lent.get_mut(chunk as usize) {
-                *lent = lent.wrapping_add(1);
-            }
-            // Behind the message, and not in the way of the next one.
-            self.segment.will_fill(self.free.trailing_zeros(), bytes.len());
+            self.chunks.sent(chunk, bytes.len(), &self.segment);
         }
         Some(pushed)
     }

@@ -9,6 +9,7 @@
 //! | `pending` | a pending connection, from its call to its welcome |
 //! | `inbound` | the rings that lead here, and which of them polls look at |
 //! | `source` | the ring of one sender: its records, and the messages in them |
+//! | `chunks` | the chunks of a link, as its sender counts them |
 //! | `export` | regions that peers map |
 //! | `settings` | the settings of this transport |
 //! | `kernel_copy` | copies from and to another process's memory by the kernel |
@@ -20,6 +21,7 @@
 //!
 //! Values that a peer can write are never trusted: see [`segment`] for the writer of each.
 
+mod chunks;
 mod device;
 pub(crate) mod export;
 pub(crate) mod handshake;

@@ -143,8 +143,8 @@ impl Source {
         if is_taken { Look::Took } else { Look::Goes }
     }
 
-    /// Takes records: of a stream up to `TURN`, else one. The matcher gets those of more than a slot
-    /// first while nothing is in the batch, as it can copy them from where they lie.
+    /// Takes records: of a stream up to `TURN`, else one. The matcher gets those of more than a
+    /// slot first while nothing is in the batch, as it can copy them from where they lie.
     #[inline(never)]
     fn take(
         &mut self,

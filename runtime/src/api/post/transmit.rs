@@ -80,9 +80,9 @@ impl<'a> OutgoingMessage<'a> {
 }
 
 /// Sends borrowed bytes, at most a packet of them, to a linked peer, in `try_submit` and without
-/// rare options. Everything else, errors included, goes through [`submit_short`] and [`transmit`], which
-/// check the same conditions with the same results. It exists because `transmit`'s bookkeeping
-/// takes longer than a small message.
+/// rare options. Everything else, errors included, goes through [`submit_short`] and [`transmit`],
+/// which check the same conditions with the same results. It exists because `transmit`'s
+/// bookkeeping takes longer than a small message.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
     post: &mut Post<'_, K>,
