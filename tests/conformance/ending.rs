@@ -265,7 +265,7 @@ fn what_came_on_one_device_is_not_lost_when_another_finds_nobody<J: Job>() {
     }
     drop(send);
     drop((zero, _theirs));
-    // The first use of the second device: there is no link to it, and nobody to make one with.
+    // The first use of the second device, after the peer's has closed.
     let recv = one.post_recv(Rank(0), vec![0; 8], Tag(2)).device(&mine).comp(&sink);
     recv.user_context(UserContext(2)).submit().unwrap();
     let start = std::time::Instant::now();

@@ -238,7 +238,7 @@ pub trait Link: Send + Sync {
     /// The caller's mistakes, and [`SubmitError::Down`] for a peer that is gone.
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError>;
 
-    /// Submits an [`Op::AmCopied`] of a few bytes, for the path on which each nanosecond counts.
+    /// Submits an [`Op::AmCopied`] of host memory, for the path on which each nanosecond counts.
     /// Arguments and answer, the header's two words included, travel in registers. [`Short::Ask`]
     /// means that nothing was done and that `submit` gives the reason.
     #[inline]

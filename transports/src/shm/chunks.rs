@@ -8,11 +8,11 @@ use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 /// The chunks that a sender may fill.
 #[derive(Debug)]
 pub(super) struct SenderChunks {
-    /// Those that are free, as far as this side knows: one bit each.
+    /// Chunks known to be free: one bit each.
     free: u64,
     /// Time of the last look for chunks that have come back.
     looked: u64,
-    /// Number of times that each was sent.
+    /// Number of times that each chunk was sent.
     lent: [u32; MAX_CHUNKS as usize],
 }
 

@@ -70,7 +70,7 @@ impl LeavingLink {
 pub(super) struct BytesLeft {
     /// Number of the connection that carries them; 0: none does.
     pub(super) connection: u64,
-    /// Those that the peer's kernel does not have.
+    /// Bytes that the peer's kernel does not have.
     pub(super) bytes: u64,
     /// Bytes that the peer has acknowledged.
     pub(super) acked: u64,
