@@ -67,8 +67,9 @@ pub(super) enum Test {
     Rate,
 }
 
-/// The default rows.
-pub(super) const ROWS: &str = "am:latency:8 am:rate:8 send:latency:8 send:rate:8 send:latency:4K \
+/// The default rows. 64 bytes take several slots of a ring, and 512 a chunk.
+pub(super) const ROWS: &str = "am:latency:8 am:rate:8 am:latency:64 am:latency:512 \
+    send:latency:8 send:rate:8 send:latency:64 send:rate:64 send:latency:512 send:latency:4K \
     send:latency:64K send:latency:1M send:bandwidth:64K send:bandwidth:1M send:bandwidth:4M \
     put:rate:8 put:bandwidth:64K put:bandwidth:1M put:bandwidth:4M get:latency:8 \
     get:bandwidth:1M fetch_add:latency:8 fetch_add:rate:8 barrier:latency:2 barrier:latency:4 \
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_rows_that_are_measured_by_default_are_rows_each_once() {
-        for (rows, count) in [(ROWS, 25), (GPU_ROWS, 13), (TCP_ROWS, 7)] {
+        for (rows, count) in [(ROWS, 30), (GPU_ROWS, 13), (TCP_ROWS, 7)] {
             let rows = read(rows);
             let shown: std::collections::BTreeSet<_> = rows.iter().map(Row::to_string).collect();
             assert_eq!((rows.len(), shown.len()), (count, count));
