@@ -2,7 +2,7 @@
 //! are gone.
 
 use super::Pass;
-use crate::datapath::{AT_ONCE, BacklogStep, Fetched, Landing, Owed, Start};
+use crate::datapath::{AT_ONCE, BacklogStep, Device, Fetched, Landing, Owed, Start};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::{Ending, OpContext};
@@ -146,18 +146,18 @@ impl Pass<'_> {
         for (_, domain) in &self.inner.domains {
             domain.a_peer_has_gone();
         }
-        // A peer that closed one device in order may have others, and so may one that was not found
-        // where a device had no link. It is gone when none is left.
+        // A peer that closed one device in order may have others. Where it was not found, the links
+        // of other devices tell of its end, behind its last messages. It is gone when none is left.
         let is_closed = matches!(cause, DownCause::Closed);
-        let may_have_others = is_closed || matches!(cause, DownCause::Gone(_)) && !route.was_up();
-        let is_gone = !may_have_others || {
-            let devices = self.inner.devices();
-            devices.iter().all(|device| {
-                device.0.known_route(rank).is_some_and(|route| route.down().is_some())
-            })
+        let is_unfound = matches!(cause, DownCause::Gone(_)) && !route.was_up();
+        let is_left = |device: &Device| match device.0.known_route(rank) {
+            Some(route) if route.down().is_some() => false,
+            Some(route) => is_closed || is_unfound && route.linked().is_some(),
+            None => is_closed,
         };
-        if !is_gone {
-            self.look_for_others(rank, is_closed);
+        let is_gone = !self.inner.devices().iter().any(is_left);
+        if is_closed && !is_gone {
+            self.look_for_others(rank);
         }
         self.inner.regions.released_by(rank, None, (!is_gone).then_some(self.device.index));
         // Collectives may wait for it.
@@ -165,17 +165,14 @@ impl Pass<'_> {
         self.end_peer(rank, &cause, is_gone);
     }
 
-    /// Looks for the peer of a device that has closed, or was not found, where there was no link to
-    /// it: a rank that ends closes all its devices, and the default one last.
-    fn look_for_others(&self, rank: Rank, is_closed: bool) {
+    /// Looks for the peer of a device that has closed where there was no link to it: a rank that
+    /// ends closes all its devices, and the default one last.
+    fn look_for_others(&self, rank: Rank) {
         let is_default = self.device.index == 0;
         for device in self.inner.devices().iter().filter(|it| is_default || it.0.index == 0) {
             let Some(route) = device.0.route(rank) else { continue };
             let linked = route.linked();
-            if is_closed
-                && route.down().is_none()
-                && linked.is_none_or(|linked| !linked.link.is_up())
-            {
+            if route.down().is_none() && linked.is_none_or(|linked| !linked.link.is_up()) {
                 route.seek();
             }
             if route.down().is_none() && linked.is_none() {
