@@ -89,6 +89,12 @@ job_tests! {
         "absent" on [3], all_but_the_victim_succeed;
     a_rank_that_was_received_from_before_it_started_is_reported_when_it_is_killed:
         "unstarted" on [3], all_but_the_victim_succeed;
+    a_rank_killed_without_a_second_device_fails_what_waits_on_the_second_of_others:
+        "second-device" on [3], all_but_the_victim_succeed;
+    a_rank_killed_before_it_had_a_link_fails_what_waits_on_two_devices_of_others:
+        "second-device-unlinked" on [3], all_but_the_victim_succeed;
+    a_rank_killed_before_the_first_use_of_a_second_device_fails_what_waits_on_both:
+        "second-device-late" on [3], all_but_the_victim_succeed;
     a_rank_killed_while_others_wait_in_a_barrier_fails_it_on_all_of_them: "barrier" on [3, 5],
         all_but_the_victim_succeed;
     a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
@@ -125,6 +131,7 @@ fn a_rank_in_its_role() {
         "idle" => idle(&me),
         "silent" => silent(&me),
         "absent" => absent(&me),
+        "second-device" | "second-device-unlinked" | "second-device-late" => second_device(&me),
         "connected" => connected(&me),
         "stream" => stream(&me),
         "full" => full(&me),
@@ -494,6 +501,64 @@ fn absent(me: &RoleRank) {
     me.receive_from_victim(&sink);
     me.says("waiting");
     is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+/// Runs the role: the survivors have a second device, the victim has none. It is killed with or
+/// without a link to their default devices, before or after the first use of the second ones.
+fn second_device(me: &RoleRank) {
+    let (is_linked, is_late) = match &*me.role.name {
+        "second-device-unlinked" => (false, false),
+        name => (true, name == "second-device-late"),
+    };
+    let survivors = [0, 1];
+    let hello = |to| {
+        let mut send = me.runtime.post_send(Rank(to), b"hello", Tag(1));
+        sent(&me.ranks, || send.try_submit());
+    };
+    if me.is_victim() {
+        if is_linked {
+            survivors.into_iter().for_each(hello);
+        }
+        me.says("here");
+        survivors.into_iter().for_each(|from| me.hears("ready", from));
+        die();
+    }
+    let second = me.runtime.device().build().unwrap();
+    me.hears("here", VICTIM.0);
+    if is_linked {
+        let mut recv = me.runtime.post_recv(VICTIM, vec![0; 5], Tag(1));
+        assert_eq!(recv.wait().unwrap().bytes().unwrap(), b"hello");
+        hello(VICTIM.0);
+    }
+    if is_late {
+        me.says("ready");
+        // Without progress, so nothing is known of the end.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let sink = Sink::keeping();
+    me.receive_from_victim(&sink);
+    let waits_on = |device| {
+        let recv = me.runtime.post_recv(VICTIM, vec![0; 5], Tag(2));
+        recv.device(device).comp(&sink).submit().unwrap();
+        let send = me.runtime.post_send(VICTIM, vec![0; 5], Tag(2));
+        send.device(device).comp(&sink).submit().unwrap();
+    };
+    waits_on(&second);
+    if is_late {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(400) {
+            me.runtime.progress_device(&second).unwrap();
+        }
+    } else {
+        me.says("ready");
+    }
+    until(&me.ranks, || sink.count() == 3);
+    sink.take().into_iter().for_each(is_down);
+    // A device that is made when the end is known.
+    waits_on(&me.runtime.device().build().unwrap());
+    until(&me.ranks, || sink.count() == 2);
+    sink.take().into_iter().for_each(is_down);
     me.others_go_on();
 }
 

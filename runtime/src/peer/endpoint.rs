@@ -335,6 +335,16 @@ impl Endpoint {
         }
     }
 
+    /// Leaves it to progress to end everything with a gone rank to which no link leads that would
+    /// tell of its end.
+    #[cold]
+    pub(crate) fn hear_of_gone(&self, rank: Rank, cause: &DownCause) {
+        let Some(route) = self.route(rank) else { return };
+        if route.linked().is_none() && route.down().is_none() {
+            self.undelivered.note_broken(rank, cause.clone());
+        }
+    }
+
     /// Returns `true` if a peer wants messages to be offered.
     #[inline]
     pub(crate) fn offers_all(&self, rank: Rank) -> bool {
@@ -408,7 +418,8 @@ impl Holder for Endpoint {
         let ranks = match *why {
             Ending::Down(rank, _) => vec![rank],
             Ending::Late(..) | Ending::Closing => self.busy_ranks(),
-            Ending::Gone(..) | Ending::Closed => return,
+            Ending::Gone(rank, cause) => return self.hear_of_gone(rank, cause),
+            Ending::Closed => return,
         };
         for route in ranks.into_iter().filter_map(|rank| self.known_route(rank)) {
             self.end_backlog(route, why, ended);
