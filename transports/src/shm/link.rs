@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
 
 use super::Shm;
+use super::answer;
 use super::chunks::SenderChunks;
 use super::device::{ShmShared, is_dead};
 use super::handshake::{HandshakeMessage, ShmAddress, greeting};
@@ -259,7 +260,7 @@ impl SendingEnd {
         };
         match pushed {
             Ok(()) => {
-                sender.tell_if_needed();
+                sender.after_push(self.peer);
                 Ok(Submit::Done)
             }
             Err(PushError::Full) => Ok(Submit::Busy(Busy::Full)),
@@ -442,7 +443,8 @@ impl Sender {
 
     /// Tells the receiver of a pushed record, unless it looks by itself.
     #[inline(always)]
-    fn tell_if_needed(&self) {
+    fn after_push(&self, peer: PeerId) {
+        answer::sent(peer, || self.producer.next_control());
         if let Some(receiver) = &self.receiver
             && self.segment.attention().is_needed(receiver.fenced)
         {
@@ -467,6 +469,7 @@ impl Sender {
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
         let chunk = self.chunks.next(&self.segment)?;
         let target = self.segment.chunk_mut(chunk)?;
+        self.producer.will_push();
         if bytes.len() > target.len() || copy_now(target, bytes).is_err() {
             return Some(Err(PushError::Unfit));
         }
@@ -562,7 +565,7 @@ impl Link for ShmLink {
         let sender = &mut *sender;
         match sender.producer.push(KIND_INLINE, header.into(), MemRef::host(bytes)) {
             Ok(()) => {
-                sender.tell_if_needed();
+                sender.after_push(outgoing.peer);
                 Short::Done
             }
             Err(PushError::Full) => Short::Busy(Busy::Full),

@@ -10,6 +10,7 @@
 //! | `inbound` | the rings that lead here, and which of them polls look at |
 //! | `source` | the ring of one sender: its records, and the messages in them |
 //! | `chunks` | the chunks of a link, as its sender counts them |
+//! | `answer` | the slot in which the answer to a message will lie |
 //! | `export` | regions that peers map |
 //! | `settings` | the settings of this transport |
 //! | `kernel_copy` | copies from and to another process's memory by the kernel |
@@ -21,6 +22,7 @@
 //!
 //! Values that a peer can write are never trusted: see [`segment`] for the writer of each.
 
+mod answer;
 mod chunks;
 mod device;
 pub(crate) mod export;

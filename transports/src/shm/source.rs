@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "the end of a ring in shared memory")]
 
+use super::answer;
 use super::device::is_dead;
 use super::handshake::{HandshakeMessage, MAX_MESSAGE};
 use super::pending::AdmittedSender;
@@ -140,6 +141,7 @@ impl Source {
         }
         self.consumer.advance(1);
         (self.run, self.silent, self.streams) = (self.run.saturating_add(1), 0, true);
+        answer::received(self.from);
         if is_taken { Look::Took } else { Look::Goes }
     }
 

@@ -148,6 +148,12 @@ impl<S: Slots> Producer<S> {
         &self.slots
     }
 
+    /// Returns the control word of the next record.
+    #[inline(always)]
+    pub fn next_control(&self) -> &AtomicU64 {
+        self.slots.control((self.sent & self.mask) as usize)
+    }
+
     /// Returns `true` if the consumer has taken everything, as far as it has told.
     pub fn is_drained(&self) -> bool {
         self.slots.freed().load(Ordering::Acquire) == self.sent
@@ -202,6 +208,13 @@ impl<S: Slots> Producer<S> {
         Ok(())
     }
 
+    /// Hints that a record will be pushed. A consumer that waits for it has the line of its slot,
+    /// which this side takes away while it writes the rest of the message.
+    #[inline(always)]
+    pub fn will_push(&self) {
+        self.slots.will_write((self.sent & self.mask) as usize);
+    }
+
     fn push_several(
         &mut self,
         kind: u8,
@@ -220,6 +233,7 @@ impl<S: Slots> Producer<S> {
                 return Err(PushError::Full);
             }
         }
+        self.will_push();
         for extra in 1..count {
             let position = self.sent + extra as u64;
             let at = (position & self.mask) as usize;

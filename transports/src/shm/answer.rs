@@ -1,0 +1,94 @@
+//! The slot in which the answer to a message will lie.
+//!
+//! A peer that waits for an answer reads its slot again and again, so the peer's core holds the
+//! cache line. To write it, this core has to take the line away first, which takes as long as the
+//! message itself. A receiver that is likely to answer asks for the line as soon as it has the
+//! message. The line comes while the program handles the message.
+//!
+//! `carrack perf latency --op send --size 8` takes 0.78 of its time by this on two of 16 cores of an
+//! Intel Xeon, and 0.98 on an AMD EPYC (2026-11-29, medians of 50 and of 80 alternated runs).
+//!
+//! A thread is likely to answer if it has sent anything to the peer since the peer's last message.
+//! Only its own notes count: those of another thread would have to come from another core.
+
+#![forbid(unsafe_code)]
+
+use crate::contract::PeerId;
+use crate::mem::prefetch::prefetch_to_write;
+use std::cell::Cell;
+use std::ptr::null;
+use std::sync::atomic::AtomicU64;
+
+/// Peers that a thread remembers, by the low bits of their numbers. Of two with the same bits it
+/// remembers the one that it sent to last.
+const PEERS: usize = 8;
+/// No peer's number.
+const NO_PEER: u32 = u32::MAX;
+
+/// A peer that this thread has sent to since the peer's last message, and the control word of the
+/// next slot. The memory may be gone: a prefetch does nothing then.
+#[derive(Clone, Copy)]
+struct Next {
+    peer: u32,
+    slot: *const AtomicU64,
+}
+
+thread_local! {
+    static NEXT: [Cell<Next>; PEERS] =
+        const { [const { Cell::new(Next { peer: NO_PEER, slot: null() }) }; PEERS] };
+}
+
+/// Notes that this thread has sent a message to a peer, and the slot of the next one. Of several
+/// messages in a row it notes the first: a stream does not wait for answers, and would pay for it.
+#[inline(always)]
+pub(super) fn sent(peer: PeerId, slot: impl FnOnce() -> *const AtomicU64) {
+    NEXT.with(|all| {
+        let place = &all[peer.0 as usize % PEERS];
+        if place.get().peer != peer.0 {
+            place.set(Next { peer: peer.0, slot: slot() });
+        }
+    });
+}
+
+/// Asks for the slot of the answer to a message that has come from a peer, if one is likely.
+#[inline(always)]
+pub(super) fn received(peer: PeerId) {
+    if let Some(slot) = take(peer) {
+        prefetch_to_write(slot.cast(), 64);
+    }
+}
+
+#[inline(always)]
+fn take(peer: PeerId) -> Option<*const AtomicU64> {
+    NEXT.with(|all| {
+        let place = &all[peer.0 as usize % PEERS];
+        let next = place.get();
+        (next.peer == peer.0).then(|| {
+            place.set(Next { peer: NO_PEER, ..next });
+            next.slot
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_asked_for_once_and_only_of_a_peer_that_was_sent_to() {
+        let slots = [const { AtomicU64::new(0) }; 3];
+        let [first, second, third] = slots.each_ref().map(std::ptr::from_ref);
+        let (one, other) = (PeerId(1), PeerId(1 + PEERS as u32));
+        assert_eq!(take(one), None, "nothing was sent");
+        sent(one, || first);
+        sent(one, || second);
+        assert_eq!(take(one), Some(first), "the first of a row is noted");
+        assert_eq!(take(one), None, "its messages are not answered");
+        sent(one, || second);
+        sent(other, || third);
+        assert_eq!(take(one), None, "another peer has its place");
+        assert_eq!(take(other), Some(third));
+        sent(one, || first);
+        assert!(std::thread::spawn(move || take(one).is_none()).join().unwrap(), "its own notes");
+    }
+}
