@@ -5,8 +5,8 @@
 //! message itself. A receiver that is likely to answer asks for the line as soon as it has the
 //! message. The line comes while the program handles the message.
 //!
-//! `carrack perf latency --op send --size 8` takes 0.78 of its time by this on two of 16 cores of an
-//! Intel Xeon, and 0.98 on an AMD EPYC (2026-11-29, medians of 50 and of 80 alternated runs).
+//! `carrack perf latency --op send --size 8` takes 0.78 of its time by this on two of 16 cores of
+//! an Intel Xeon, and 0.98 on an AMD EPYC (2026-11-29, medians of 39 and 57 alternated runs).
 //!
 //! A thread is likely to answer if it has sent anything to the peer since the peer's last message.
 //! Only its own notes count: those of another thread would have to come from another core.
