@@ -37,7 +37,8 @@ impl DeviceBuilder<'_> {
         let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(Port::open(self.runtime, index, self.pool)?));
         self.runtime.add_device(device.clone());
-        self.runtime.down().iter().for_each(|(&rank, cause)| device.0.hear_of_gone(rank, cause));
+        let gone = self.runtime.down().clone();
+        gone.iter().for_each(|(&rank, cause)| device.0.hear_of_gone(rank, cause));
         Ok(device)
     }
 }

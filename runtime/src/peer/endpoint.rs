@@ -335,10 +335,14 @@ impl Endpoint {
         }
     }
 
-    /// Leaves it to progress to end everything with a gone rank to which no link leads that would
-    /// tell of its end.
+    /// Leaves it to progress to end everything with a gone rank, if this device has made no link to
+    /// it. A link tells of the end by itself. The failure of one link to come up says nothing about
+    /// others.
     #[cold]
     pub(crate) fn hear_of_gone(&self, rank: Rank, cause: &DownCause) {
+        if matches!(cause, DownCause::Lacking(_) | DownCause::Refused(_)) {
+            return;
+        }
         let Some(route) = self.route(rank) else { return };
         if route.linked().is_none() && route.down().is_none() {
             self.undelivered.note_broken(rank, cause.clone());

@@ -234,7 +234,7 @@ impl Pass<'_> {
         self.drop_orphans();
     }
 
-    /// Ends everything with peers that have broken the protocol, or were found gone.
+    /// Ends everything with peers that have broken the protocol, or are gone.
     fn end_broken(&mut self) {
         for (rank, cause) in self.device.undelivered.take_broken() {
             self.peer_down(rank, cause);

@@ -32,8 +32,8 @@ pub(crate) struct Undelivered(Waiting<Lists>);
 #[derive(Default)]
 struct Lists {
     queues: Vec<Queue>,
-    /// Peers that have broken the protocol, were lost, or were found gone when a link was to be
-    /// made, each with the reason. Progress has to end their operations.
+    /// Peers that have broken the protocol, or are gone where no link tells of it, each with the
+    /// reason. Progress has to end their operations.
     broken: Vec<(Rank, DownCause)>,
 }
 
