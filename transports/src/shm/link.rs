@@ -441,7 +441,7 @@ impl Sender {
         }
     }
 
-    /// Tells the receiver of a pushed record, unless it looks by itself.
+    /// Tells the receiver of a pushed record, unless it looks by itself. Notes the next slot.
     #[inline(always)]
     fn after_push(&self, peer: PeerId) {
         answer::sent(peer, || self.producer.next_control());

@@ -199,6 +199,7 @@ impl Source {
                 self.consumer.fetch_ahead();
             }
         }
+        answer::forget(self.from);
         self.silent = 0;
         self.streams = true;
         look

@@ -209,10 +209,13 @@ impl<S: Slots> Producer<S> {
     }
 
     /// Hints that a record will be pushed. A consumer that waits for it has the line of its slot,
-    /// which this side takes away while it writes the rest of the message.
+    /// which this side takes away while it writes the rest of the message. The line of a full ring
+    /// is left to the consumer, which has yet to read it.
     #[inline(always)]
     pub fn will_push(&self) {
-        self.slots.will_write((self.sent & self.mask) as usize);
+        if self.sent - self.freed <= self.mask {
+            self.slots.will_write((self.sent & self.mask) as usize);
+        }
     }
 
     fn push_several(
