@@ -7,7 +7,7 @@
 //! takes so long that the peer would have the line back.
 //!
 //! This cuts the time of `carrack perf latency --op send --size 8` to 0.78 on two of 16 cores of an
-//! Intel Xeon, and to 0.98 on an AMD EPYC (2026-11-29, medians of 39 and 57 alternated runs).
+//! Intel Xeon, and to 0.98 on an AMD EPYC (2026-11-29, medians of alternated runs).
 //!
 //! A thread is likely to answer if it has sent one message to the peer since the peer's last one.
 //! Another thread's notes do not count, since they may lie in another core's cache.
