@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "rustix has no getrusage")]
 
 use crate::support::folder::Folder;
-use crate::support::ranks::{Ranks, Role, die, listing};
+use crate::support::ranks::{Ranks, Role, die, listing, state_of};
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::Bootstrap;
@@ -520,7 +520,7 @@ fn second_device(me: &RoleRank) {
         if is_linked {
             survivors.into_iter().for_each(hello);
         }
-        me.folder.put("victim", std::process::id().to_string().as_bytes()).unwrap();
+        me.folder.put("victim", &std::process::id().to_le_bytes()).unwrap();
         survivors.into_iter().for_each(|from| me.hears("ready", from));
         die();
     }
@@ -534,7 +534,8 @@ fn second_device(me: &RoleRank) {
         me.says("ready");
         // Without progress, so nothing is known of the end.
         let pid = std::iter::repeat_with(|| me.folder.get("victim").unwrap()).flatten().next();
-        while is_alive(&String::from_utf8(pid.clone().unwrap()).unwrap()) {
+        let pid = u32::from_le_bytes(pid.unwrap().try_into().unwrap());
+        while state_of(pid).is_some_and(|state| state != 'Z') {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -557,12 +558,6 @@ fn second_device(me: &RoleRank) {
     until(&me.ranks, || sink.count() == 2);
     sink.take().into_iter().for_each(is_down);
     me.others_go_on();
-}
-
-/// Returns `true` if a process runs. A dead one stays in the list until its parent takes note.
-fn is_alive(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
 fn unstarted(role: Role) {

@@ -38,6 +38,14 @@ pub fn listing(folder: &str) -> BTreeSet<String> {
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }
 
+/// Returns the letter by which the kernel names a process's state: `T` of one that a signal has
+/// stopped, `Z` of a dead one of which its parent has not taken note.
+pub fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which is in parentheses.
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 /// Returns the folder for temporary files of tests: that of `carrack selftest`, else one below
 /// target/.
 pub fn scratch() -> PathBuf {
@@ -132,10 +140,7 @@ impl Ranks {
 
     /// Returns `true` if a signal has stopped a rank.
     pub fn is_stopped(&self, rank: Rank) -> bool {
-        let pid = self.processes[rank.0 as usize].id();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        // Behind the name, which is in parentheses.
-        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        state_of(self.processes[rank.0 as usize].id()) == Some('T')
     }
 
     /// Waits until a rank has said something. Returns `false` if the rank has ended first.

@@ -41,8 +41,8 @@ thread_local! {
 }
 
 /// Notes that this thread has sent a message to a peer, and the slot of the next one. Of several
-/// messages in a row it notes the first only, since a note takes a thirtieth of a message's time in
-/// a stream, which waits for no answers.
+/// messages in a row it notes the first only: a note of each costs a stream of active messages
+/// 3 % of its rate (`carrack perf rate --op am --size 8`, 2 cores of an AMD EPYC, 2026-11-29).
 #[inline(always)]
 pub(super) fn sent(peer: PeerId, slot: impl FnOnce() -> *const AtomicU64) {
     NEXT.with(|all| {
