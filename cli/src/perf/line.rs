@@ -5,7 +5,7 @@ use super::figures::Measured;
 use super::measure::{AHEAD, Round, window};
 use super::seat::{Pace, Seat};
 use carrack::buffer::{RegionSlice, SendBuffer};
-use carrack::post::{Kind, Post, PostRecv};
+use carrack::post::{Carries, Post, PostRecv};
 use carrack::transports::mem::Transfer;
 use carrack::{Buffer, CompQueue, Status};
 use std::collections::VecDeque;
@@ -100,19 +100,17 @@ pub(super) fn lent(payload: &Buffer) -> SendBuffer<'_> {
 }
 
 /// An operation that is posted over and over with one payload.
-pub(super) struct Repeated<'a, K, F> {
+pub(super) struct Repeated<'a, K> {
     payload: &'a Buffer,
-    build: F,
-    /// With borrowed bytes it is one operation. Memory that an operation owns while it runs is
-    /// given to a new one each time.
-    built: Option<Post<'a, K>>,
+    op: Post<'a, K>,
 }
 
-impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
-    pub(super) fn new(payload: &'a Buffer, build: F) -> Self {
-        let is_owned = matches!(payload, Buffer::Region(_));
-        let built = (!is_owned).then(|| build(lent(payload)));
-        Self { payload, build, built }
+impl<'a, K: Carries> Repeated<'a, K> {
+    pub(super) fn new(
+        payload: &'a Buffer,
+        build: impl FnOnce(SendBuffer<'a>) -> Post<'a, K>,
+    ) -> Self {
+        Self { payload, op: build(lent(payload)) }
     }
 
     /// Posts it by the seat's [`send`](Seat::send) or [`begin`](Seat::begin).
@@ -122,19 +120,12 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
         more: bool,
         by: impl FnOnce(&mut Post<'a, K>) -> Result<(), PerfError>,
     ) -> Result<(), PerfError> {
-        let mut fresh;
-        let post = match &mut self.built {
-            Some(built) => {
-                built.again().set_more(more);
-                built
-            }
-            None => {
-                fresh = (self.build)(lent(self.payload));
-                &mut fresh
-            }
-        };
-        // One call, so that it is compiled into the loop.
-        by(post)
+        match self.payload {
+            Buffer::Region(slice) => self.op.refill(slice.clone()),
+            _ => self.op.again(),
+        }
+        .set_more(more);
+        by(&mut self.op)
     }
 }
 
@@ -143,9 +134,9 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
 /// It posts exactly as many receives as messages will come, so that none is left over for the next
 /// round. Some of them are posted at a time; the buffer of a receive that has ended goes into the
 /// next one. Messages are sent from one buffer; large ones are received into one buffer.
-pub(super) struct SendLine<'a, K, F> {
+pub(super) struct SendLine<'a, K> {
     seat: &'a Seat,
-    message: Repeated<'a, K, F>,
+    message: Repeated<'a, K>,
     /// One receive, which is called for each message, with a buffer of its own each time.
     receive: PostRecv<'a>,
     ended: &'a CompQueue,
@@ -158,13 +149,13 @@ pub(super) struct SendLine<'a, K, F> {
     is_spare: bool,
 }
 
-impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> SendLine<'a, K, F> {
+impl<'a, K: Carries> SendLine<'a, K> {
     /// Creates a line that sends `message`, and posts its first receives, which end in `ended`.
     pub(super) fn new(
         round: &Round<'_>,
         seat: &'a Seat,
         ended: &'a CompQueue,
-        message: Repeated<'a, K, F>,
+        message: Repeated<'a, K>,
     ) -> Result<Self, PerfError> {
         // A message that is here already ends in the queue, too.
         let receive = seat.runtime.post_recv(seat.peer, Buffer::Empty, seat.tag);
@@ -201,7 +192,7 @@ fn posted(round: &Round<'_>) -> usize {
     usize::try_from(ahead.min(incoming)).unwrap_or(0)
 }
 
-impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K, F> {
+impl<K: Carries> Line for SendLine<'_, K> {
     const IS_ANSWERED: bool = true;
 
     #[inline(always)]

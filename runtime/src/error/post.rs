@@ -112,9 +112,8 @@ pub enum PostError {
     },
     /// The operation was posted already.
     #[error(
-        "this operation is spent, as it was posted already: build another one; one that sends \
-        borrowed bytes can be posted again() to send them once more, and a receive after a \
-        refill() with a buffer"
+        "this operation is spent, as it was posted already: build another one, or give it a buffer \
+        by refill(); one that sends borrowed bytes can be posted again() to send them once more"
     )]
     Spent,
     /// A call that waits for its end was made inside a completion handler.

@@ -37,6 +37,7 @@ mod words;
 pub use batch::Piece;
 pub use operation::Operation;
 pub use options::{Outcome, Post, RetryReason};
+pub use pieces::Carries;
 pub use submit::Kind;
 
 /// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).

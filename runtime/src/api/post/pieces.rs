@@ -16,21 +16,26 @@ use carrack_transports::mem::copy::copy_now;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A kind of operation that has a buffer.
+/// A kind of operation that has a buffer: a message, a receive, a put or a get.
 pub trait Carries: Kind {
     /// `true` if the buffer is sent; else it is filled.
+    #[doc(hidden)]
     const IS_SENT: bool;
 
     /// Returns the buffer, unless the bytes are only borrowed, or the operation was posted.
+    #[doc(hidden)]
     fn owned(&mut self) -> Option<&mut Buffer>;
 
     /// Holds a buffer.
+    #[doc(hidden)]
     fn hold(&mut self, buffer: Buffer);
 
     /// Takes the operation itself, and leaves a spent one.
+    #[doc(hidden)]
     fn take(&mut self) -> Self;
 
     /// Keeps the name for `cancel`.
+    #[doc(hidden)]
     fn keep(&mut self, name: Option<ReceiveName>) {
         let _ = name;
     }

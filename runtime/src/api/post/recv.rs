@@ -69,41 +69,6 @@ impl<'a> Recv<'a> {
     }
 }
 
-impl Post<'_, Recv<'_>> {
-    /// Sets the buffer, and lets the receive be posted again after `Done` or `Posted`, with the
-    /// same options. A loop that refills one receive posts faster than one that builds a receive
-    /// for each message.
-    ///
-    /// Drops the buffer of a receive that was not posted.
-    ///
-    /// ```
-    /// # use carrack::{CompQueue, Outcome, Rank, Runtime, Tag};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let runtime = Runtime::builder().start()?;
-    /// let (me, tag, queue) = (runtime.rank(), Tag(1), CompQueue::new(4));
-    /// let mut receive = runtime.post_recv(me, vec![0; 8], tag).comp(&queue);
-    /// for number in 0..3_u64 {
-    ///     receive.submit()?;
-    ///     runtime.post_send(me, &number.to_le_bytes(), tag).submit()?;
-    ///     let status = loop {
-    ///         runtime.progress()?;
-    ///         if let Some(status) = queue.pop() {
-    ///             break status.ok()?;
-    ///         }
-    ///     };
-    ///     assert_eq!(status.value(), Some(number));
-    ///     receive.refill(status.buffer);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn refill(&mut self, buffer: impl Into<Buffer>) -> &mut Self {
-        self.kind.hold(buffer.into());
-        self
-    }
-}
-
 impl<'a> Matches<'a> for Recv<'a> {
     fn matching(&mut self) -> &mut Match<'a> {
         self.target = None;

@@ -2,6 +2,7 @@
 
 use super::desc::Mode;
 use super::options::{Outcome, Post};
+use super::pieces::Carries;
 use crate::api::buffer::Buffer;
 use crate::comp::Status;
 use crate::error::{AwaitError, PostError};
@@ -147,5 +148,41 @@ impl<K: Kind> Post<'_, K> {
             self.desc.mode.spend();
         }
         outcome
+    }
+}
+
+impl<K: Carries> Post<'_, K> {
+    /// Sets the buffer, and lets the operation be posted again after `Done` or `Posted`, with the
+    /// same options. A loop that refills one operation posts faster than one that builds one for
+    /// each message.
+    ///
+    /// Drops the buffer of an operation that was not posted.
+    ///
+    /// ```
+    /// # use carrack::{CompQueue, Outcome, Rank, Runtime, Tag};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = Runtime::builder().start()?;
+    /// let (me, tag, queue) = (runtime.rank(), Tag(1), CompQueue::new(4));
+    /// let mut receive = runtime.post_recv(me, vec![0; 8], tag).comp(&queue);
+    /// for number in 0..3_u64 {
+    ///     receive.submit()?;
+    ///     runtime.post_send(me, &number.to_le_bytes(), tag).submit()?;
+    ///     let status = loop {
+    ///         runtime.progress()?;
+    ///         if let Some(status) = queue.pop() {
+    ///             break status.ok()?;
+    ///         }
+    ///     };
+    ///     assert_eq!(status.value(), Some(number));
+    ///     receive.refill(status.buffer);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn refill(&mut self, buffer: impl Into<Buffer>) -> &mut Self {
+        self.kind.hold(buffer.into());
+        // A receive or get without a buffer is what is spent.
+        if K::IS_SENT { self.again() } else { self }
     }
 }
