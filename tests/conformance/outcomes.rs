@@ -24,6 +24,7 @@ over_each_transport!(
     an_operation_that_would_end_unseen_is_refused_and_keeps_its_buffer,
     a_submit_tells_a_queue_at_once_and_a_handler_in_progress,
     a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
+    an_operation_that_is_refilled_carries_the_new_buffer,
     wildcards_and_ranks_that_do_not_exist_are_refused,
     devices_and_engines_of_another_runtime_are_refused,
     the_last_device_and_the_last_engine_that_an_operation_names_count,
@@ -326,6 +327,36 @@ fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
     let texts: Vec<Vec<u8>> =
         arrived.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
     assert_eq!(texts, [&b"again"[..], b"again", b"again", b"once"]);
+}
+
+fn an_operation_that_is_refilled_carries_the_new_buffer<J: Job>() {
+    let ranks = J::pair();
+    let (arrived, ended) = (Sink::keeping(), Sink::keeping());
+    let name = ranks[1].register_comp(&arrived).unwrap();
+    for len in [8, 20_000] {
+        let region = ranks[1].allocate(len).unwrap();
+        let registered = ranks[1].register_memory(&region).unwrap();
+        let rmr = registered.remote_key();
+        let mut am = ranks[0].post_am(Rank(1), vec![0; len], name).comp(&ended);
+        let mut send = ranks[0].post_send(Rank(1), vec![0; len], Tag(1)).comp(&ended);
+        let mut put = ranks[0].post_put(Rank(1), vec![0; len], &rmr, 0).comp(&ended);
+        let mut get = ranks[0].post_get(Rank(1), vec![0; len], &rmr, 0).comp(&ended);
+        let mut recv = ranks[1].post_recv(Rank(0), vec![0; len], Tag(1)).comp(&arrived);
+        for round in 1..=3 {
+            let bytes = vec![round; len];
+            am.refill(bytes.clone()).submit().unwrap();
+            assert_eq!(arrived.one(&ranks).bytes().unwrap(), bytes);
+            recv.refill(vec![0; len]).submit().unwrap();
+            send.refill(bytes.clone()).submit().unwrap();
+            assert_eq!(arrived.one(&ranks).bytes().unwrap(), bytes);
+            put.refill(bytes.clone()).submit().unwrap();
+            until(&ranks, || ended.count() == 3);
+            assert!(ended.take().into_iter().all(|status| status.error.is_none()));
+            get.refill(vec![0; len]).submit().unwrap();
+            assert_eq!(ended.one(&ranks).bytes().unwrap(), bytes);
+            assert!(matches!(put.try_submit(), Err(PostError::Spent)));
+        }
+    }
 }
 
 fn wildcards_and_ranks_that_do_not_exist_are_refused<J: Job>() {

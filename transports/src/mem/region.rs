@@ -1,6 +1,7 @@
 //! Memory with an owner, an identity and a kind.
 
 mod joined;
+mod lines;
 
 pub use joined::SoleRegion;
 
@@ -8,6 +9,7 @@ use super::lent::{Freed, Watch};
 use super::shared::Share;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};
 use crate::gpu::{Driver, Gpu};
+use lines::Lines;
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
@@ -94,13 +96,10 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Region {
-    /// Allocates zeroed host memory.
+    /// Allocates zeroed host memory. It begins with a cache line: copies to and from memory that
+    /// does not can take a fifth longer.
     pub fn host(len: usize) -> Self {
-        // A box may not be moved while a pointer leads into it. So keep the raw allocation, and
-        // derive every pointer from it.
-        let bytes = Box::into_raw(vec![0_u8; len].into_boxed_slice());
-        let base = NonNull::new(bytes.cast::<u8>()).unwrap_or(NonNull::dangling());
-        let owner = RawBox(bytes);
+        let (base, owner) = Lines::zeroed(len);
         // SAFETY: the owner frees the `len` bytes at `base` when it is dropped, and not before.
         unsafe { Self::from_parts(base, len, MemKind::Host, host_id(), None, Box::new(owner)) }
     }
@@ -500,21 +499,6 @@ impl RegionSlice {
         let mut bytes = vec![0; self.len];
         self.read(&mut bytes)?;
         Ok(bytes)
-    }
-}
-
-/// A boxed slice, held as a pointer and freed as a box.
-struct RawBox(*mut [u8]);
-
-// SAFETY: the pointer is the only one that frees; nothing reads through it here.
-unsafe impl Send for RawBox {}
-// SAFETY: as above.
-unsafe impl Sync for RawBox {}
-
-impl Drop for RawBox {
-    fn drop(&mut self) {
-        // SAFETY: the pointer came from `Box::into_raw` and is freed only here.
-        drop(unsafe { Box::from_raw(self.0) });
     }
 }
 
