@@ -96,8 +96,7 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Region {
-    /// Allocates zeroed host memory. It begins with a cache line: copies to and from memory that
-    /// does not can take a fifth longer.
+    /// Allocates zeroed host memory, aligned to a cache line of 64 bytes.
     pub fn host(len: usize) -> Self {
         let (base, owner) = Lines::zeroed(len);
         // SAFETY: the owner frees the `len` bytes at `base` when it is dropped, and not before.
