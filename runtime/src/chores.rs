@@ -36,6 +36,8 @@ pub(crate) enum Chore {
     Suspects = 1 << 9,
     /// Atomic operations on words of GPUs, of the whole runtime.
     Words = 1 << 12,
+    /// Ranks that are waited for and have no address, of the whole runtime.
+    Absent = 1 << 4,
     /// A signal's request for the list of pending operations, of the whole runtime.
     Dump = 1 << 17,
 }

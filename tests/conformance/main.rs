@@ -18,6 +18,7 @@
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
 //! | `replies` | replies of handlers are accepted, and floods of requests held back |
 //! | `ending` | runtimes and peers that end while operations are in flight |
+//! | `news` | the end of a rank becomes known on one device, before the last messages of another |
 //! | `flushes` | flushes of ranks that go: they fail if an operation was lost, and only then |
 //! | `names` | tags, contexts and completion objects that other ranks name |
 //! | `resources` | devices, engines, pools and runtimes, several of each |
@@ -48,6 +49,7 @@ mod large;
 mod matrix;
 mod memory;
 mod names;
+mod news;
 mod nic_words;
 mod order;
 mod outcomes;

@@ -43,12 +43,7 @@ pub(crate) struct Job {
 
     /// The program and its arguments. Without a slash it is looked for in PATH, then in the
     /// folder of the carrack command, then among the examples there.
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM [ARGS]"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM [ARGS]")]
     pub(crate) command: Vec<OsString>,
 }
 

@@ -64,7 +64,7 @@ impl Carrier {
             regions: Arc::new(Regions::new()),
             noting_off: Mutex::new(()),
             unexpected: UnexpectedBudget::new(settings.unexpected(), settings.packet_size()),
-            absent: Absent::new(),
+            absent: Absent::new(chores),
             suspects: Suspects::new(chores),
             boards: Boards::new(local.rank, local.size),
             exposures: Exposures::default(),
@@ -161,7 +161,7 @@ impl Carrier {
 
     /// Looks again for all ranks that are waited for.
     #[cold]
-    fn look_for_absent(&self) {
+    pub(crate) fn look_for_absent(&self) {
         if self.absent.is_empty() {
             return;
         }

@@ -113,7 +113,7 @@ pub enum PostError {
     /// The operation was posted already.
     #[error(
         "this operation is spent, as it was posted already: build another one, or give it a buffer \
-        by refill(); one that sends borrowed bytes can be posted again() to send them once more"
+        by refill(); one that sends borrowed bytes, or has no buffer, can be posted again()"
     )]
     Spent,
     /// A call that waits for its end was made inside a completion handler.

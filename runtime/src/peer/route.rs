@@ -494,8 +494,11 @@ pub(crate) fn candidates(
     if let Err(BootstrapError::RankGone { rank: gone, how }) = &found {
         // Receives that wait for it have no link that would tell.
         let who = if *gone == rank.0 { "it".into() } else { format!("rank {gone}") };
-        let why = format!("{who} {how}");
-        device.undelivered.note_broken(rank, DownCause::Lost(why));
+        let cause = DownCause::Lost(format!("{who} {how}"));
+        device.undelivered.note_broken(rank, cause.clone());
+        if *gone == rank.0 {
+            return Err(PostError::PeerDown { rank, cause });
+        }
     }
     let Some(bytes) = found.map_err(|error| bad(error.to_string()))? else {
         if local.bootstrap.never_comes(&key, rank.0) {

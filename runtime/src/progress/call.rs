@@ -111,6 +111,9 @@ impl Core {
             if chores.has(Chore::Dump) {
                 self.dump();
             }
+            if chores.has(Chore::Absent) {
+                self.absent.look(|| self.look_for_absent());
+            }
             if chores.has(Chore::Retries) {
                 self.retries.wake();
             }

@@ -97,6 +97,9 @@ unsafe impl Sync for Allocation {}
 
 impl Region {
     /// Allocates zeroed host memory, aligned to a cache line of 64 bytes.
+    ///
+    /// # Panics
+    /// If `len` is beyond the address space. Aborts without memory, as [`Vec`] does.
     pub fn host(len: usize) -> Self {
         let (base, owner) = Lines::zeroed(len);
         // SAFETY: the owner frees the `len` bytes at `base` when it is dropped, and not before.
