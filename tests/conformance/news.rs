@@ -75,7 +75,7 @@ fn messages_that_have_come_are_not_overtaken_by_news_on_a_device_without_a_link<
     assert!(received.take().into_iter().all(|status| status.error.is_none()));
     let [zero, one] = ranks;
     drop(one);
-    until(&[zero.clone()], || zero.peer_down(Rank(1)).is_some());
+    until(std::slice::from_ref(&zero), || zero.peer_down(Rank(1)).is_some());
 }
 
 /// Progress looks for it at intervals of time, since a program may seldom call progress.
