@@ -16,6 +16,8 @@ pub(crate) enum Chore {
     Transfers = 1 << 2,
     /// Large messages that the kernel copies here.
     Pulls = 1 << 3,
+    /// Ranks that are waited for and have no address, of the whole runtime.
+    Absent = 1 << 4,
     /// Deliveries that wait for their completion object.
     Undelivered = 1 << 5,
     /// Active messages on their way into memory of a GPU.
@@ -36,8 +38,6 @@ pub(crate) enum Chore {
     Suspects = 1 << 9,
     /// Atomic operations on words of GPUs, of the whole runtime.
     Words = 1 << 12,
-    /// Ranks that are waited for and have no address, of the whole runtime.
-    Absent = 1 << 4,
     /// A signal's request for the list of pending operations, of the whole runtime.
     Dump = 1 << 17,
 }

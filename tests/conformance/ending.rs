@@ -525,6 +525,7 @@ fn a_rank_that_is_lost_keeps_no_other_from_being_reached() {
     let error = never.try_submit().unwrap_err();
     assert!(matches!(&error, PostError::PeerDown { rank: Rank(3), .. }), "{error}");
     assert_eq!(error.to_string().matches("look for its own messages").count(), 1, "{error}");
+    assert!(matches!(zero.peer_state(Rank(3)), PeerState::Down(_)));
 }
 
 /// A member that hears of a failure from another one knows more about the end than that tells.

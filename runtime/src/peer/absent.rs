@@ -23,7 +23,7 @@ impl Absent {
     }
 
     /// Looks in progress, if it is time to, and if no other thread does. Looks that take long are
-    /// rarer: they have a tenth of the time.
+    /// rarer: those in progress take a tenth of the time at most.
     pub(crate) fn look(&self, look: impl FnOnce()) {
         let Some(mut next) = self.next.try_lock() else { return };
         let now = Instant::now();

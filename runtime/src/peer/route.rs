@@ -497,6 +497,9 @@ pub(crate) fn candidates(
         let cause = DownCause::Lost(format!("{who} {how}"));
         device.undelivered.note_broken(rank, cause.clone());
         if *gone == rank.0 {
+            if let Some(route) = device.known_route(rank) {
+                route.tell_down(&cause);
+            }
             return Err(PostError::PeerDown { rank, cause });
         }
     }

@@ -146,18 +146,15 @@ impl Pass<'_> {
         for (_, domain) in &self.inner.domains {
             domain.a_peer_has_gone();
         }
-        // A peer that closed one device in order may have others. Where its process is gone, or was
-        // never met, the links of other devices tell of its end, behind its last messages. It is
-        // gone when none is left.
+        // A peer that closed one device in order may have others. Where it was not found, or the
+        // bootstrap says that it was lost, the links of other devices tell of its end, behind its
+        // last messages. It is gone when none is left.
         let is_closed = matches!(cause, DownCause::Closed);
-        let links_tell = match cause {
-            DownCause::Gone(_) => true,
-            DownCause::Lost(_) => !route.was_up(),
-            _ => false,
-        };
+        let is_unfound =
+            matches!(cause, DownCause::Gone(_) | DownCause::Lost(_)) && !route.was_up();
         let is_left = |device: &Device| match device.0.known_route(rank) {
             Some(route) if route.down().is_some() => false,
-            Some(route) => is_closed || links_tell && route.linked().is_some(),
+            Some(route) => is_closed || is_unfound && route.linked().is_some(),
             None => is_closed,
         };
         let is_gone = !self.inner.devices().iter().any(is_left);

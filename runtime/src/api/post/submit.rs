@@ -156,8 +156,8 @@ impl<K: Carries> Post<'_, K> {
     /// same options. A loop that refills one operation posts faster than one that builds one for
     /// each message.
     ///
-    /// Drops the buffer of an operation that was not posted. A deadline stays as it is, and may
-    /// have passed: set another one.
+    /// Drops the buffer of an operation that was not posted. The other options stay as
+    /// they are: a deadline may have passed, and an event have fired.
     ///
     /// ```
     /// # use carrack::{CompQueue, Outcome, Rank, Runtime, Tag};

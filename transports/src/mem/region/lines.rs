@@ -1,8 +1,8 @@
 //! Zeroed host memory that begins with a cache line.
 //!
 //! The allocator's own memory begins 16 bytes behind one, as a rule, and `memcpy` is slower with
-//! it: `carrack perf bandwidth --op put --size 16K` reaches 0.84 of the figure (two-core Intel
-//! Xeon, 2026-11-30).
+//! it: `carrack perf bandwidth --op put --size 16K` shows 0.84 of the bandwidth of aligned
+//! memory (two-core Intel Xeon, 2026-11-30).
 
 use crate::mem::pool::ALIGN;
 use std::ptr::NonNull;
