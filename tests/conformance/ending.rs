@@ -2,10 +2,10 @@
 //! its reason.
 
 use crate::support::guard::Guarded;
+use crate::support::hooked::{BootstrapCall, start_hooked};
 use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
 use carrack::buffer::Region;
 use carrack::settings::AutoChoice;
 use carrack::transports::contract::DownCause;
@@ -457,40 +457,14 @@ fn a_receive_from_any_rank_outlives_a_peer<J: Job>() {
     assert_eq!((status.rank, status.bytes().unwrap()), (Rank(1), &b"here"[..]));
 }
 
-/// Counts how often its rank says that it has finished.
-struct Told(InProcess, Arc<AtomicU32>);
-
-impl Bootstrap for Told {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn size(&self) -> u32 {
-        self.0.size()
-    }
-    fn job(&self) -> &JobId {
-        self.0.job()
-    }
-    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        self.0.put(key, value)
-    }
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        self.0.get(key)
-    }
-    fn fence(&self) -> Result<(), BootstrapError> {
-        self.0.fence()
-    }
-    fn finish(&self) -> Result<(), BootstrapError> {
-        self.1.fetch_add(1, Ordering::SeqCst);
-        self.0.finish()
-    }
-}
-
 fn a_runtime_that_ends_in_order_says_so_to_the_bootstrap<J: Job>() {
     let mut job = unstarted(3).into_iter();
     let told = Arc::new(AtomicU32::new(0));
-    let bootstrap = Box::new(Told(job.next().unwrap(), told.clone()));
-    let zero =
-        Runtime::builder().settings(built(J::settings())).bootstrap(bootstrap).start().unwrap();
+    let counted = told.clone();
+    let zero = start_hooked(job.next().unwrap(), J::settings(), move |call| {
+        counted.fetch_add(u32::from(call == BootstrapCall::Finish), Ordering::SeqCst);
+        Ok(())
+    });
     let one = start(job.next().unwrap(), J::settings());
     assert_eq!(told.load(Ordering::SeqCst), 0);
     drop(zero);

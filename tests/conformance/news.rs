@@ -1,10 +1,11 @@
 //! The end of a rank becomes known on one device, while another one has its last messages.
 
+use crate::support::hooked::{BootstrapCall, start_hooked};
 use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::bootstrap::{Bootstrap, BootstrapError, Departure, InProcess, JobId};
-use carrack::{Rank, Runtime, Tag};
+use carrack::bootstrap::{BootstrapError, Departure};
+use carrack::{Rank, Tag};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,40 +15,17 @@ over_each_transport!(
     a_peer_that_ends_is_noticed_within_few_calls_though_a_device_was_not_used,
 );
 
-/// Says that rank 1 was killed, once it is told so.
-struct Bearer(InProcess, Arc<AtomicBool>);
-
-impl Bootstrap for Bearer {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn size(&self) -> u32 {
-        self.0.size()
-    }
-    fn job(&self) -> &JobId {
-        self.0.job()
-    }
-    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        self.0.put(key, value)
-    }
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        match self.1.load(Ordering::SeqCst) {
-            true => Err(BootstrapError::RankGone { rank: 1, how: Departure::Killed(9) }),
-            false => self.0.get(key),
-        }
-    }
-    fn fence(&self) -> Result<(), BootstrapError> {
-        self.0.fence()
-    }
-}
-
 fn messages_that_have_come_are_not_overtaken_by_news_on_a_device_without_a_link<J: Job>() {
     const SENT: u64 = 40;
     let mut job = unstarted(2).into_iter();
     let is_killed = Arc::new(AtomicBool::new(false));
-    let bootstrap = Box::new(Bearer(job.next().unwrap(), is_killed.clone()));
-    let zero =
-        Runtime::builder().settings(built(J::settings())).bootstrap(bootstrap).start().unwrap();
+    let is_told = is_killed.clone();
+    let zero = start_hooked(job.next().unwrap(), J::settings(), move |call| {
+        match call == BootstrapCall::Get && is_told.load(Ordering::SeqCst) {
+            true => Err(BootstrapError::RankGone { rank: 1, how: Departure::Killed(9) }),
+            false => Ok(()),
+        }
+    });
     let ranks = [zero, start(job.next().unwrap(), J::settings())];
     connect(&ranks);
     let [zero, one] = ranks;

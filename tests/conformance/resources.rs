@@ -1,9 +1,9 @@
 //! Devices, engines, pools and runtimes, several of each.
 
+use crate::support::hooked::{BootstrapCall, start_hooked};
 use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
 use carrack::packet::{HostAllocator, PacketPool};
 use carrack::{CollectiveError, Matching, Rank, ResourceError, Runtime, Tag};
 use rand::seq::SliceRandom;
@@ -299,39 +299,16 @@ fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     assert!(done.one(&ranks).error.is_none());
 }
 
-/// Makes progress on each call, once it has a runtime.
-struct Busy(InProcess, Arc<OnceLock<Runtime>>);
-
-impl Bootstrap for Busy {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn size(&self) -> u32 {
-        self.0.size()
-    }
-    fn job(&self) -> &JobId {
-        self.0.job()
-    }
-    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        if let Some(runtime) = self.1.get() {
+fn a_bootstrap_may_make_progress_while_it_publishes_a_device<J: Job>() {
+    let runtime = Arc::new(OnceLock::<Runtime>::new());
+    let busy = runtime.clone();
+    let started = start_hooked(unstarted(1).remove(0), J::settings(), move |call| {
+        if let (BootstrapCall::Put, Some(runtime)) = (call, busy.get()) {
             runtime.progress_all().unwrap();
         }
-        self.0.put(key, value)
-    }
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        self.0.get(key)
-    }
-    fn fence(&self) -> Result<(), BootstrapError> {
-        self.0.fence()
-    }
-}
-
-fn a_bootstrap_may_make_progress_while_it_publishes_a_device<J: Job>() {
-    let runtime = Arc::new(OnceLock::new());
-    let bootstrap = Busy(unstarted(1).remove(0), runtime.clone());
-    let started =
-        Runtime::builder().settings(built(J::settings())).bootstrap(Box::new(bootstrap)).start();
-    let started = runtime.get_or_init(|| started.unwrap()).clone();
+        Ok(())
+    });
+    let started = runtime.get_or_init(|| started).clone();
     let (told, heard) = channel();
     std::thread::spawn(move || told.send(started.device().build().unwrap().index()));
     assert_eq!(heard.recv_timeout(LIMIT / 10).expect("the device is made"), 1);

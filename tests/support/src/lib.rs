@@ -15,6 +15,7 @@ pub mod gpus;
 pub mod growth;
 pub mod guard;
 pub mod guests;
+pub mod hooked;
 pub mod kernel;
 pub mod keys;
 pub mod liar;
