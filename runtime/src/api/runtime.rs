@@ -113,8 +113,9 @@ impl Runtime {
 
     /// Makes a further device. All ranks must make theirs in the same order.
     ///
-    /// Each device needs progress: messages may wait on it, so receives from a peer that has ended
-    /// in order fail only after all devices have heard of the end.
+    /// Each device needs progress: messages may wait on it. Receives from a peer that has ended in
+    /// order, or is lost to the bootstrap, fail only after all devices with a link to it have heard
+    /// of the end.
     pub fn device(&self) -> DeviceBuilder<'_> {
         DeviceBuilder { runtime: &self.0, pool: None }
     }
