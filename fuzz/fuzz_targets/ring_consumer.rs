@@ -3,8 +3,10 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{MemMut, MemRef, Place};
 use carrack_transports::sync::ring::heap::HeapSlots;
-use carrack_transports::sync::ring::{BODY, Consumer, MAX_PAYLOAD, Slots};
+use carrack_transports::sync::ring::{BODY, Consumer, FIRST, MAX_PAYLOAD, Slots};
 use libfuzzer_sys::fuzz_target;
 use std::sync::atomic::Ordering;
 
@@ -18,6 +20,8 @@ enum Step {
     Take { room: u8 },
     /// Looks at a record and leaves it.
     Leave,
+    /// Reads the records that are like the next one.
+    Run,
 }
 
 fuzz_target!(|input: (u8, Vec<Step>)| {
@@ -57,6 +61,20 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
                     taken_slots += if len <= 40 { 1 } else { 1 + (len as u64 - 40).div_ceil(56) };
                 }
                 assert!(slots.freed().load(Ordering::Relaxed) <= taken_slots);
+            }
+            Step::Run => {
+                let Ok(Some(record)) = consumer.peek() else { continue };
+                let Some(shape) = record.shape() else { continue };
+                assert!(shape.len <= FIRST);
+                let mut number = 0;
+                while let Some(place) = consumer.alike(&shape, number) {
+                    // SAFETY: the place of a payload of that length.
+                    let bytes = unsafe { MemRef::from_raw(place.as_ptr(), shape.len, Place::Host) };
+                    let mut to = [0; FIRST];
+                    copy_now(MemMut::host(&mut to), bytes).unwrap();
+                    number += 1;
+                    assert!(number <= capacity, "a slot has one lap");
+                }
             }
             Step::Leave => assert!(!matches!(consumer.pop(|_| None::<()>), Ok(Some(())))),
         }

@@ -1,7 +1,7 @@
 //! Statuses that wait to be taken.
 
 use super::{AsCompletion, Completion, Plain, Status};
-use carrack_transports::sync::Queue;
+use carrack_transports::sync::{Queue, QueuePermit};
 use std::sync::{Arc, Weak};
 
 /// Queue that keeps statuses in order until they are taken. Any number of threads may push and pop.
@@ -23,11 +23,10 @@ pub struct Statuses {
 }
 
 impl Statuses {
-    /// Adds the result of `make`, built in place. Returns `false` if there is no room; `make` was
-    /// not called then.
+    /// Reserves the place of one status. `None`: there is no room.
     #[inline(always)]
-    pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
-        self.queue.push_made(make)
+    pub(crate) fn reserve(&self) -> Option<QueuePermit<'_, Status>> {
+        self.queue.reserve()
     }
 }
 

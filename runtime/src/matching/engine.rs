@@ -183,18 +183,17 @@ impl MatchingEngine {
         self.0.table.take_first(MatchKey::new(policy, from, tag), ends)
     }
 
-    /// Gives receives to messages of one sender, tag and policy, in order, at most `most`. `taken`
-    /// gets the number of the message. Returns the number of messages that met a receive.
+    /// Gives receives to messages of one sender, tag and policy, in order, as long as `ends` takes
+    /// them. `ends` gets the number of the message. Returns the number of receives taken.
     #[inline(always)]
     pub(crate) fn arrive_run(
         &self,
         policy: Matching,
         from: Rank,
         tag: Tag,
-        most: usize,
-        taken: impl FnMut(usize, &mut Receive),
+        ends: impl FnMut(usize, &mut Receive) -> bool,
     ) -> usize {
-        self.0.table.take_run(MatchKey::new(policy, from, tag), most, taken)
+        self.0.table.take_run(MatchKey::new(policy, from, tag), ends)
     }
 
     /// Takes a receive out that waits. `None`: it has met its message, or has ended.

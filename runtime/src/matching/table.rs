@@ -340,27 +340,27 @@ impl<A, B: Default> Table<A, B> {
         Self { shards: Box::new(std::array::from_fn(|_| BiasedLock::new(MatchShard::new()))) }
     }
 
-    /// Takes the oldest `B`s under the key, at most `most`, and gives each in place to `taken`: a
-    /// move costs more than all the rest. `taken` has to take everything that needs a drop. Returns
-    /// the number of those taken.
+    /// Gives the oldest `B`s under the key in place to `taken`: a move costs more than all the
+    /// rest. Takes them as long as the result is `true`; `taken` has to take everything that needs
+    /// a drop then. It gets their numbers, from 0 on. Returns the number of those taken.
     #[inline(always)]
     pub(crate) fn take_run(
         &self,
         key: MatchKey,
-        most: usize,
-        mut taken: impl FnMut(usize, &mut B),
+        mut taken: impl FnMut(usize, &mut B) -> bool,
     ) -> usize {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
         let Some(line) = shard.find(&key, hash) else { return 0 };
         let mut count = 0;
         shard.advance(line, hash, |place| {
-            let takes = count < most && place.held == PlaceContent::B;
-            if takes {
-                place.empty_b(|value| taken(count, value));
-                count += 1;
+            let MatchValue::B(value) = &mut place.value else { return false };
+            if place.held != PlaceContent::B || !taken(count, value) {
+                return false;
             }
-            takes
+            place.held = PlaceContent::Nothing;
+            count += 1;
+            true
         });
         count
     }

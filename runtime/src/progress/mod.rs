@@ -45,7 +45,7 @@ use carrack_transports::contract::{
     Batch, Event, Header, Matcher, Payload, PeerId, Polled, SmallArrival,
 };
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{MemMut, MemRef, SmallBytes};
+use carrack_transports::mem::{HostViews, MemMut, MemRef, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -180,12 +180,6 @@ pub(crate) fn drop_told() {
     }
 }
 
-/// Ways of a message to its receive. Each has code of its own: code that two shared would not be
-/// inlined, which costs a short message a fiftieth of its time.
-const IN_BATCH: u8 = 0;
-const ALONE: u8 = 1;
-const IN_PLACE: u8 = 2;
-
 /// Receiver of the messages of a device's poll.
 struct InOrder<'a> {
     pass: &'a Pass<'a>,
@@ -193,16 +187,21 @@ struct InOrder<'a> {
 }
 
 impl Matcher for InOrder<'_> {
-    /// Takes a message that ends its receive at once, as most short ones do. Returns `false` if it
-    /// does not.
+    /// Takes a message that ends its receive at once, as most do. Returns `false` if it does not.
     #[inline]
-    fn match_alone(&mut self, message: &SmallArrival) -> bool {
-        Message::is_send(message.header) && self.ends_short(message)
+    fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
+        let Some((engine, policy, from, tag)) = self.target(from, header) else { return false };
+        let met = &mut *self.met;
+        engine.arrive_alone(policy, from, tag, |receive| receive.ends((from, tag, bytes), met))
     }
 
     #[inline]
-    fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
-        Message::is_send(header) && self.ends::<IN_PLACE>(from, header, bytes)
+    fn match_run(&mut self, from: PeerId, header: Header, run: HostViews<'_>) -> usize {
+        let Some((engine, policy, from, tag)) = self.target(from, header) else { return 0 };
+        let met = &mut *self.met;
+        engine.arrive_run(policy, from, tag, |number, receive| {
+            run.get(number).is_some_and(|bytes| receive.ends((from, tag, bytes), met))
+        })
     }
 
     #[inline]
@@ -211,29 +210,23 @@ impl Matcher for InOrder<'_> {
     }
 }
 
-impl InOrder<'_> {
-    /// Ends the receive that a short message meets. Returns `true` if it has ended. Apart, so that
-    /// other messages do not pay for it.
-    #[inline(never)]
-    fn ends_short(&mut self, message: &SmallArrival) -> bool {
-        self.ends::<ALONE>(message.from, message.header, MemRef::host(message.bytes.as_slice()))
-    }
-
-    /// Ends the receive that a message meets. Returns `true` if it has ended.
+impl<'a> InOrder<'a> {
+    /// Returns the engine, policy, sender and tag of messages, if they may be taken from their
+    /// places.
     #[inline(always)]
-    fn ends<const HOW: u8>(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
+    fn target(
+        &self,
+        from: PeerId,
+        header: Header,
+    ) -> Option<(&'a MatchingEngine, Matching, Rank, Tag)> {
         let Pass { inner, device, .. } = self.pass;
-        let Some(Message::Send { engine, policy, tag }) = Message::decode_send(header) else {
-            return false;
+        let Message::Send { engine, policy, tag } = Message::decode_send(header)? else {
+            return None;
         };
         if inner.chores.there().has(Chore::Suspects) || !device.undelivered.is_empty() {
-            return false;
+            return None;
         }
-        let Some(engine) = inner.engines.get(engine) else { return false };
-        let from = device.rank_of(from);
-        engine.arrive_alone(policy, from, tag, |receive| {
-            receive.ends::<HOW>((from, tag, bytes), self.met)
-        })
+        Some((inner.engines.get(engine)?, policy, device.rank_of(from), tag))
     }
 }
 
@@ -404,10 +397,11 @@ impl Pass<'_> {
                     return notes.all(same, Found::Nonsense);
                 };
                 // Those that meet a receive, under one lock and by one lookup; then the others.
-                let met_before = engine.arrive_run(policy, from, tag, same.len(), |at, receive| {
-                    let message = &mut same[at];
+                let met_before = engine.arrive_run(policy, from, tag, |at, receive| {
+                    let Some(message) = same.get_mut(at) else { return false };
                     let found = receive.take_small((from, tag, &message.bytes), met, notes.at_once);
                     notes.note(message, found);
+                    true
                 });
                 if let unmatched @ [_, ..] = &mut same[met_before..] {
                     self.wait_for_receives(engine, (policy, from, tag), unmatched, met, notes);

@@ -1,14 +1,14 @@
 //! A receive that a message meets.
 
 use super::found::Found;
-use super::{IN_BATCH, Meeting, Met, found};
+use super::{Meeting, Met, found};
 use crate::comp::{Plain, Status};
 use crate::matching::{Content, Receive, Unexpected};
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
 use crate::op::OpContext;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, MemMut, MemRef, SmallBytes};
+use carrack_transports::mem::{Buffer, MemRef, SmallBytes};
 
 impl Receive {
     /// Takes a message of a few bytes, if the CPU can copy them; else message and receive stay a
@@ -22,7 +22,7 @@ impl Receive {
         at_once: bool,
     ) -> Found {
         let view = MemRef::host(bytes.as_slice());
-        if at_once && self.ends::<IN_BATCH>((from, tag, view), met) {
+        if at_once && self.ends((from, tag, view), met) {
             return Found::Kept;
         }
         self.meets_small((from, tag, bytes), met)
@@ -30,11 +30,9 @@ impl Receive {
 
     /// Takes a message, and tells the completion object. Returns `true` if that is all there was to
     /// do: the CPU can copy the message, and the object is plain and has room. Else nothing is
-    /// told, and except `IN_BATCH` the receive waits on. Another thread may then cancel it, so its
-    /// buffer stays as it was. `IN_BATCH`, the bytes may be in the buffer already; that saves a
-    /// look at it.
+    /// told, and the receive is as it was.
     #[inline(always)]
-    pub(super) fn ends<const HOW: u8>(
+    pub(super) fn ends(
         &mut self,
         (from, tag, bytes): (Rank, Tag, MemRef<'_>),
         met: &mut Met,
@@ -43,28 +41,37 @@ impl Receive {
         let Some(object) = self.op.comp.as_ref().and_then(|comp| comp.as_plain()) else {
             return false;
         };
-        let fits = |to: MemMut<'_>| to.place().is_host() && size <= to.len();
-        let is_ready = if HOW != IN_BATCH {
-            self.buffer.view_mut().is_some_and(fits)
-        } else {
-            is_copied(&mut self.buffer, bytes)
-        };
-        if !is_ready {
+        let Some(to) = self.buffer.view_mut() else { return false };
+        if !to.place().is_host() || size > to.len() {
             return false;
         }
-        let (buffer, context) = (&mut self.buffer, self.op.user_context);
-        let ends = match object {
+        let user_context = self.op.user_context;
+        let made = |buffer: &mut Buffer| {
+            let buffer = std::mem::take(buffer);
+            Status { rank: from, tag, size, user_context, buffer, error: None }
+        };
+        match object {
             Plain::Queue(queue) => {
-                queue.push_made(|| status::<HOW>(buffer, (from, tag, bytes), context))
+                let Some(place) = queue.reserve() else { return false };
+                let copied = copy_now(to, bytes);
+                debug_assert!(copied.is_ok(), "it fits into host memory");
+                place.fill(|| made(&mut self.buffer));
             }
             Plain::Synchronizer(gathered) => {
-                gathered.push_made(&mut || status::<HOW>(buffer, (from, tag, bytes), context))
+                let ends = gathered.push_made(&mut || {
+                    let is_copied = is_copied(&mut self.buffer, bytes);
+                    debug_assert!(is_copied, "it fits into host memory");
+                    made(&mut self.buffer)
+                });
+                if !ends {
+                    return false;
+                }
             }
-        };
-        if ends && let Some(told) = self.op.comp.take() {
+        }
+        if let Some(told) = self.op.comp.take() {
             met.told.push(told);
         }
-        ends
+        true
     }
 
     /// Keeps it with its message.
@@ -92,22 +99,6 @@ impl Receive {
     }
 }
 
-/// Returns the status of a receive whose message has come. Except `IN_BATCH` its bytes are still to
-/// be copied.
-#[inline(always)]
-fn status<const HOW: u8>(
-    buffer: &mut Buffer,
-    (from, tag, bytes): (Rank, Tag, MemRef<'_>),
-    user_context: UserContext,
-) -> Status {
-    if HOW != IN_BATCH {
-        let is_copied = is_copied(buffer, bytes);
-        debug_assert!(is_copied, "it fits into host memory");
-    }
-    let (buffer, size) = (std::mem::take(buffer), bytes.len());
-    Status { rank: from, tag, size, user_context, buffer, error: None }
-}
-
 /// Copies a message. Returns `false` if it is too long, or an engine is needed.
 #[inline(always)]
 fn is_copied(to: &mut Buffer, bytes: MemRef<'_>) -> bool {
@@ -118,7 +109,6 @@ fn is_copied(to: &mut Buffer, bytes: MemRef<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::comp::{AsCompletion, CompQueue};
-    use crate::progress::ALONE;
 
     /// Another thread may still cancel the receive, whose buffer is then as it was.
     #[test]
@@ -131,10 +121,10 @@ mod tests {
         let bytes = SmallBytes::first(6, [1; _]);
         let message = (Rank(0), Tag(0), MemRef::host(bytes.as_slice()));
         let mut met = Met::default();
-        assert!(!receive.ends::<ALONE>(message, &mut met));
+        assert!(!receive.ends(message, &mut met));
         assert!(matches!(&receive.buffer, Buffer::Vec(bytes) if *bytes == [7; 8]));
         drop(queue.pop());
-        assert!(receive.ends::<ALONE>(message, &mut met));
+        assert!(receive.ends(message, &mut met));
         assert!(matches!(&receive.buffer, Buffer::Empty));
     }
 }

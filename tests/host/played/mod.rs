@@ -13,11 +13,10 @@ use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{
     AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event,
     Exposed, Header, Identity, Link, Locality, Matcher, Op, OpToken, Payload, PeerId, PeerMemory,
-    Polled, Reach, RemotePlace, SmallArrival, Split, Splits, Submit, SubmitError, Transport,
-    Unavailable,
+    Polled, Reach, RemotePlace, Split, Splits, Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::copy::copy_now;
-use carrack::transports::mem::{Buffer, MemMut, PacketSource, SmallBytes};
+use carrack::transports::mem::{Buffer, MemMut, MemRef, PacketSource, SmallBytes};
 use carrack::{Runtime, RuntimeBuilder};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -267,7 +266,7 @@ impl Device for PlayedDevice {
         if coming.len() == 1
             && let Some(Event::Arrived { from, header, payload: Payload::Small(bytes), .. }) =
                 coming.iter().next()
-            && matcher.match_alone(&SmallArrival::new(*from, *header, *bytes))
+            && matcher.match_in_place(*from, *header, MemRef::host(bytes.as_slice()))
         {
             return Polled::Some;
         }

@@ -1,7 +1,7 @@
 //! Results of polling a device.
 
 use super::{Header, OpToken, PeerId};
-use crate::mem::{Buffer, CopyError, Loan, MemRef, Packet, SmallBytes};
+use crate::mem::{Buffer, CopyError, HostViews, Loan, MemRef, Packet, SmallBytes};
 use std::os::fd::BorrowedFd;
 
 /// Something that happened.
@@ -205,8 +205,8 @@ impl Batch {
         Self { small, count: 0, events, lone: None }
     }
 
-    /// Says that [`Matcher::match_alone`] takes only messages whose header begins with this byte:
-    /// others are spared the call.
+    /// Says that the matcher takes only messages whose header begins with this byte from their
+    /// places: others are spared the call.
     pub fn with_lone(mut self, kind: u8) -> Self {
         self.lone = Some(kind);
         self
@@ -317,19 +317,19 @@ impl Batch {
 
 /// Matcher of messages with receives, before another thread can poll the device of the messages.
 pub trait Matcher {
-    /// Takes a message that has come alone: nothing is in the batch. Returns `false` if more has
-    /// to be done with it than to match it: it then goes into the batch.
-    fn match_alone(&mut self, message: &SmallArrival) -> bool {
-        let _ = message;
-        false
-    }
-
-    /// Takes a message that has come alone, from its place in memory that this process shares with
-    /// the sender, as [`match_alone`](Self::match_alone) takes a short one. Returns `false` if it
+    /// Takes a message from its place in memory that this process shares with the sender. Nothing
+    /// is in the batch. Returns `false` if more has to be done with it than to match it: it then
     /// goes into the batch.
     fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
         let _ = (from, header, bytes);
         false
+    }
+
+    /// Takes messages of one sender and header, each as [`match_in_place`](Self::match_in_place)
+    /// does. Returns the number of messages that were taken: those in front.
+    fn match_run(&mut self, from: PeerId, header: Header, run: HostViews<'_>) -> usize {
+        let _ = (from, header, run);
+        0
     }
 
     /// Matches the messages of a batch.

@@ -3,7 +3,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`kind`] | kinds of memory: host, pinned, device (which), managed, unknown |
-//! | [`view`] | a borrowed range of memory that knows its kind: [`MemRef`], [`MemMut`] |
+//! | [`view`] | ranges of memory that know their kind: [`MemRef`], [`MemMut`], [`HostViews`] |
 //! | [`copy`](mod@copy) | the one function of the project that moves a user's bytes |
 //! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
 //! | [`hint`] | statements on raw memory: [`MR_HOST`], [`MR_DEVICE`], [`MR_UNKNOWN`] |
@@ -74,4 +74,4 @@ pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, SoleRegion, 
 pub use strided::{Strided, StridedError};
 pub use together::{Between, StridedRefused, Together, start_strided};
 pub use transfer::{Refused, Transfer};
-pub use view::{MemMut, MemRef, Place};
+pub use view::{HostViews, MemMut, MemRef, Place};

@@ -7,6 +7,7 @@
 use super::MemKind;
 use crate::gpu::Gpu;
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Location of bytes, with the engine that can reach them when the CPU cannot.
@@ -78,6 +79,33 @@ pub struct MemMut<'a> {
     pub(super) len: usize,
     pub(super) place: Place<'a>,
     _life: PhantomData<&'a mut [u8]>,
+}
+
+/// Ranges of host memory, all of one length. The next one is looked for when it is asked for.
+#[derive(Clone, Copy)]
+pub struct HostViews<'a> {
+    len: usize,
+    at: &'a dyn Fn(usize) -> Option<NonNull<u8>>,
+}
+
+impl<'a> HostViews<'a> {
+    /// Makes views of `len` bytes each. `at` returns the place of a view by its number, from 0 on,
+    /// and `None` behind the last one. A place fits into a register, which a view does not.
+    ///
+    /// # Safety
+    /// [`MemRef::from_raw`] may make a view of host memory of each place.
+    #[inline(always)]
+    pub unsafe fn new(len: usize, at: &'a dyn Fn(usize) -> Option<NonNull<u8>>) -> Self {
+        Self { len, at }
+    }
+
+    /// Returns a view by its number, from 0 on. `None`: there are no further ones.
+    #[inline(always)]
+    pub fn get(&self, number: usize) -> Option<MemRef<'a>> {
+        let place = (self.at)(number)?;
+        // SAFETY: the promise of `new`.
+        Some(unsafe { MemRef::from_raw(place.as_ptr(), self.len, Place::Host) })
+    }
 }
 
 impl<'a> MemRef<'a> {

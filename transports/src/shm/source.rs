@@ -10,7 +10,7 @@ use super::segment::{Segment, SegmentSlots};
 use crate::contract::{
     Batch, DownCause, Event, Header, Lender, Loan, Mark, Matcher, Payload, PeerId, SmallArrival,
 };
-use crate::mem::{MemRef, PacketSource, SmallBytes};
+use crate::mem::{HostViews, MemRef, PacketSource, SmallBytes};
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, Received};
 use crate::net::watched::Watched;
@@ -29,7 +29,7 @@ pub(super) const KIND_CHUNK: u8 = 2;
 const TURN: usize = 32;
 
 /// Messages without a pause between them that make a stream, ...
-const RUN: u32 = 8;
+const RUN: usize = 8;
 /// ... and looks that are skipped when a stream's ring is found empty: 0.3 µs. Otherwise a receiver
 /// that is quicker than its sender would always read the line that the sender is writing, and take
 /// it away. A receiver that stays some messages behind halves the sender's cost of a message.
@@ -58,7 +58,7 @@ pub(super) struct Source {
     /// The last look found its full number of messages: more are likely there.
     streams: bool,
     /// Messages since a look last found the ring empty.
-    run: u32,
+    run: usize,
     /// Looks that are still skipped.
     pub(super) rest: u32,
     /// Set once the sender is known to send no more; messages in the ring still count.
@@ -126,17 +126,21 @@ impl Source {
         batch: &mut Batch,
         matcher: &mut dyn Matcher,
     ) -> Look {
-        let (Ok(Some(record)), Some(message)) = (self.consumer.peek(), batch.next_small()) else {
+        let Ok(Some(record)) = self.consumer.peek() else {
             return self.take(packets, batch, matcher);
         };
         if (record.kind, record.count) != (KIND_INLINE, 1) {
             return self.take(packets, batch, matcher);
         }
-        let header = fill(message, &record, self.from);
+        let (header, bytes) = record.in_one_slot();
         // Not asked in vain: the call takes a tenth of a message's time.
-        let is_taken = batch.may_be_lone(header)
-            && batch.next_small().is_some_and(|message| matcher.match_alone(message));
+        let is_taken = batch.may_be_lone(Header(header))
+            && matcher.match_in_place(self.from, Header(header), bytes);
         if !is_taken {
+            let Some(message) = batch.next_small() else {
+                return self.take(packets, batch, matcher);
+            };
+            fill(message, &record, self.from);
             batch.keep_small();
         }
         self.consumer.advance(1);
@@ -145,8 +149,8 @@ impl Source {
         if is_taken { Look::Took } else { Look::Goes }
     }
 
-    /// Takes records: of a stream up to `TURN`, else one. The matcher gets those of more than a
-    /// slot first while nothing is in the batch, as it can copy them from where they lie.
+    /// Takes records: of a stream up to `TURN`, else one. While nothing is in the batch, the
+    /// matcher gets those that it may take from where they lie.
     #[inline(never)]
     fn take(
         &mut self,
@@ -157,8 +161,8 @@ impl Source {
         // A single message from a sender that does not stream. A look for a second one would fetch
         // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
-        let mut look = Look::Goes;
-        for taken in 0..limit {
+        let (mut look, mut taken) = (Look::Goes, 0);
+        while taken < limit {
             if batch.is_full() {
                 return look;
             }
@@ -171,6 +175,15 @@ impl Source {
                 Err(why) => return Look::Ended(corrupt(why)),
             };
             let count = record.count;
+            if batch.is_empty() && batch.may_be_lone(Header(record.header())) {
+                let matched = self.match_some(&record, limit - taken, packets, matcher);
+                if matched > 0 {
+                    look = Look::Took;
+                    self.has_taken(matched, count);
+                    taken += matched;
+                    continue;
+                }
+            }
             if record.kind == KIND_INLINE && count == 1 {
                 match batch.next_small() {
                     Some(message) => {
@@ -179,11 +192,6 @@ impl Source {
                     }
                     None => batch.push(short(&record, self.from)),
                 }
-            } else if batch.is_empty()
-                && batch.may_be_lone(Header(record.header()))
-                && is_matched(&record, self.from, &self.segment, packets, matcher)
-            {
-                look = Look::Took;
             } else {
                 match receive(record, &self.segment, packets) {
                     Ok(Some((header, payload))) => {
@@ -193,16 +201,46 @@ impl Source {
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
             }
-            self.consumer.advance(count);
-            self.run = self.run.saturating_add(1);
-            if self.streams {
-                self.consumer.fetch_ahead();
-            }
+            self.has_taken(1, count);
+            taken += 1;
         }
         answer::forget(self.from);
         self.silent = 0;
         self.streams = true;
         look
+    }
+
+    /// Frees the slots of messages that were taken, `slots` each.
+    #[inline(always)]
+    fn has_taken(&mut self, messages: usize, slots: u8) {
+        self.consumer.advance(messages * usize::from(slots));
+        self.run = self.run.saturating_add(messages);
+        if self.streams {
+            self.consumer.fetch_ahead();
+        }
+    }
+
+    /// Shows the matcher the message of a record, and of those behind it that are alike, at most
+    /// `most`. Returns the number of those that it took.
+    #[inline(never)]
+    fn match_some(
+        &self,
+        record: &Record<'_, SegmentSlots>,
+        most: usize,
+        packets: &Arc<dyn PacketSource>,
+        matcher: &mut dyn Matcher,
+    ) -> usize {
+        let Some(shape) = record.shape().filter(|_| record.kind == KIND_INLINE) else {
+            return is_matched(record, self.from, &self.segment, packets, matcher).into();
+        };
+        let at = |number: usize| match number < most {
+            true => self.consumer.alike(&shape, number),
+            false => None,
+        };
+        // SAFETY: the payloads lie in the segment, host memory, mapped while it lives, and are as
+        // long as the first.
+        let run = unsafe { HostViews::new(shape.len, &at) };
+        matcher.match_run(self.from, Header(shape.header), run).min(most)
     }
 
     #[inline(always)]

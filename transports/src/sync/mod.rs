@@ -51,7 +51,7 @@ pub use chores::{Chores, Waiting};
 pub use earliest::Earliest;
 pub use free_list::FreeList;
 pub use hurdles::Hurdles;
-pub use queue::Queue;
+pub use queue::{Queue, QueuePermit};
 pub use revocable::Revocable;
 pub use slab::Slab;
 pub use sleepers::Sleepers;

@@ -157,16 +157,11 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds the value of `make`, built in its cell: a large value is moved once less. Returns
-    /// `false` if the queue is full; `make` was then not called. `make` must not panic: the queue
-    /// would stop there.
+    /// Reserves the place of one value at the end. `None`: the queue is full. The value has to be
+    /// given: otherwise the queue stops there.
     #[inline(always)]
-    pub fn push_made(&self, make: impl FnOnce() -> T) -> bool {
-        let claimed = self.tail.claim(&self.cells, 0);
-        if let Some((at, cell)) = claimed {
-            cell.fill(at, make);
-        }
-        claimed.is_some()
+    pub fn reserve(&self) -> Option<QueuePermit<'_, T>> {
+        self.tail.claim(&self.cells, 0).map(|(at, cell)| QueuePermit { at, cell })
     }
 
     /// Takes the value at the front.
@@ -178,6 +173,22 @@ impl<T> Queue<T> {
         // SAFETY: the position was given to this thread alone, and the turn said that its push has
         // ended.
         Some(cell.value.with(|slot| unsafe { (*slot).assume_init_read() }))
+    }
+}
+
+/// The place of a value in a queue.
+#[must_use = "the queue stops at a place that stays empty"]
+pub struct QueuePermit<'a, T> {
+    at: usize,
+    cell: &'a Cell<T>,
+}
+
+impl<T> QueuePermit<'_, T> {
+    /// Gives the value of `make`, built in its place: a large value is moved once less. `make` must
+    /// not panic.
+    #[inline(always)]
+    pub fn fill(self, make: impl FnOnce() -> T) {
+        self.cell.fill(self.at, make);
     }
 }
 

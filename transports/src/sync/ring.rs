@@ -24,7 +24,8 @@
 )]
 
 use super::primitives::{AtomicU64, Ordering};
-use crate::mem::{MemMut, MemRef, copy::copy_now};
+use crate::mem::{MemMut, MemRef, Place, copy::copy_now};
+use std::ptr::NonNull;
 
 /// Payload bytes in a record's first slot.
 pub const FIRST: usize = 40;
@@ -285,7 +286,7 @@ impl<S: Slots> Producer<S> {
 #[inline(always)]
 unsafe fn fill(body: *mut u8, at: usize, part: MemRef<'_>) {
     // SAFETY: within the body, by the caller's promise.
-    let target = unsafe { MemMut::from_raw(body.add(at), BODY - at, crate::mem::Place::Host) };
+    let target = unsafe { MemMut::from_raw(body.add(at), BODY - at, Place::Host) };
     // Both are host memory, and the part fits into the target, so the copy is not refused.
     let _ = copy_now(target, part);
 }
@@ -311,6 +312,17 @@ pub struct Record<'a, S> {
     /// Number of its slots.
     pub count: u8,
     len: usize,
+}
+
+/// Kind, length and header of records of one slot.
+#[derive(Clone, Copy, Debug)]
+pub struct RunShape {
+    /// The upper half of the control words.
+    control: u32,
+    /// The header.
+    pub header: [u64; 2],
+    /// Payload bytes, at most [`FIRST`].
+    pub len: usize,
 }
 
 impl<S: Slots> Consumer<S> {
@@ -367,6 +379,30 @@ impl<S: Slots> Consumer<S> {
             && u64::from(slots) <= self.mask + 1
     }
 
+    /// Returns the place of the payload of the record `further` slots behind the next one, if it
+    /// has this shape. Prefetches a slot behind it.
+    #[inline(always)]
+    pub fn alike(&self, shape: &RunShape, further: usize) -> Option<NonNull<u8>> {
+        let position = self.taken + further as u64;
+        let at = (position & self.mask) as usize;
+        let control = self.slots.control(at).load(Ordering::Acquire);
+        let is_next = control as u32 == position.wrapping_add(1) as u32;
+        if !is_next || (control >> 32) as u32 != shape.control {
+            return None;
+        }
+        self.slots.will_read(((position + AHEAD) & self.mask) as usize);
+        let mut place = None;
+        // SAFETY: the sequence number said that the producer has handed this slot over.
+        unsafe {
+            self.slots.read(at, |body| {
+                if body.cast::<[u64; 2]>().read_unaligned() == shape.header {
+                    place = NonNull::new(body.add(HEADER).cast_mut());
+                }
+            });
+        }
+        place
+    }
+
     /// Prefetches the cache line of a slot further on. For a consumer with a backlog: fetching a
     /// line that the producer has yet to write takes it away from the producer.
     #[inline(always)]
@@ -374,10 +410,10 @@ impl<S: Slots> Consumer<S> {
         self.slots.will_read(((self.taken + AHEAD) & self.mask) as usize);
     }
 
-    /// Frees the slots of the last record of [`peek`](Self::peek): its `count`.
+    /// Frees the slots of the record of [`peek`](Self::peek), and of those [`alike`](Self::alike).
     #[inline(always)]
-    pub fn advance(&mut self, count: u8) {
-        self.taken += u64::from(count);
+    pub fn advance(&mut self, slots: usize) {
+        self.taken += slots as u64;
         if self.taken - self.told >= self.tell_every {
             // Release: this side's reads have ended before the producer may write again.
             self.slots.freed().store(self.taken, Ordering::Release);
@@ -394,7 +430,7 @@ impl<S: Slots> Consumer<S> {
         let Some(record) = self.peek()? else { return Ok(None) };
         let count = record.count;
         let Some(result) = take(record) else { return Ok(None) };
-        self.advance(count);
+        self.advance(count.into());
         Ok(Some(result))
     }
 }
@@ -410,6 +446,31 @@ impl<S: Slots> Record<'_, S> {
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Returns the header and the payload of a record of one slot. The producer can still write
+    /// them if it breaks the protocol.
+    #[inline(always)]
+    pub fn in_one_slot(&self) -> ([u64; 2], MemRef<'_>) {
+        let at = (self.position & self.mask) as usize;
+        let (mut header, mut payload) = ([0; 2], MemRef::host(&[]));
+        // SAFETY: the sequence number said that the producer has handed this slot over. The payload
+        // is cut to the body.
+        unsafe {
+            self.slots.read(at, |body| {
+                header = body.cast::<[u64; 2]>().read_unaligned();
+                payload = MemRef::from_raw(body.add(HEADER), self.len.min(FIRST), Place::Host);
+            });
+        }
+        (header, payload)
+    }
+
+    /// Returns its shape. `None`: it has several slots.
+    #[inline(always)]
+    pub fn shape(&self) -> Option<RunShape> {
+        let control = (control_word(0, 1, self.kind, self.len) >> 32) as u32;
+        let shape = RunShape { control, header: self.header(), len: self.len };
+        (self.count == 1).then_some(shape)
     }
 
     /// Copies the part of the payload in the first slot, with the bytes behind it in that slot, and
@@ -468,7 +529,7 @@ impl<S: Slots> Record<'_, S> {
 #[inline(always)]
 unsafe fn drain(from: *const u8, to: &mut [u8]) {
     // SAFETY: the caller's promise.
-    let source = unsafe { MemRef::from_raw(from, to.len(), crate::mem::Place::Host) };
+    let source = unsafe { MemRef::from_raw(from, to.len(), Place::Host) };
     let _ = copy_now(MemMut::host(to), source);
 }
 

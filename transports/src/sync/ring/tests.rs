@@ -55,6 +55,38 @@ fn miri_a_full_ring_refuses_and_takes_again_once_slots_are_freed() {
 }
 
 #[test]
+fn miri_records_of_a_run_have_kind_header_and_length_in_common() {
+    let others = [(2, 7, &b"abc"[..]), (1, 8, b"abc"), (1, 7, b"ab"), (1, 7, &[0; 41])];
+    // The run goes over the end of the ring at most offsets.
+    for offset in 0..8 {
+        for (kind, header, bytes) in others {
+            let (mut producer, mut consumer) = ring(8);
+            for _ in 0..offset {
+                producer.push(0, [0; 2], MemRef::host(&[])).unwrap();
+                taken(&mut consumer).unwrap();
+            }
+            for bytes in [b"abc", b"def", b"ghi"] {
+                producer.push(1, [7, 7], MemRef::host(bytes)).unwrap();
+            }
+            producer.push(kind, [header, 7], MemRef::host(bytes)).unwrap();
+            producer.push(1, [7, 7], MemRef::host(b"abc")).unwrap();
+            let shape = consumer.peek().unwrap().unwrap().shape().unwrap();
+            assert_eq!((shape.header, shape.len), ([7, 7], 3));
+            for (number, expected) in [b"abc", b"def", b"ghi"].into_iter().enumerate() {
+                let place = consumer.alike(&shape, number).unwrap();
+                // SAFETY: the place of a payload of that length.
+                let got = unsafe { place.cast::<[u8; 3]>().read() };
+                assert_eq!(&got, expected);
+            }
+            assert_eq!(consumer.alike(&shape, 3), None, "{kind} {header} {bytes:?}");
+            assert_eq!(consumer.alike(&shape, 7), None, "nothing is there");
+            consumer.advance(3);
+            assert_eq!(taken(&mut consumer), Some((kind, [header, 7], bytes.to_vec())));
+        }
+    }
+}
+
+#[test]
 fn miri_a_payload_that_looks_like_a_control_word_is_not_taken_for_one() {
     let (mut producer, mut consumer) = ring(4);
     // The second slot of this record is full of the control word that a record at its position
