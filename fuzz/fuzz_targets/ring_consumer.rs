@@ -65,11 +65,12 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
             Step::Run => {
                 let Ok(Some(record)) = consumer.peek() else { continue };
                 let Some(shape) = record.shape() else { continue };
-                assert!(shape.len <= FIRST);
+                assert!(shape.len() <= FIRST);
                 let mut number = 0;
                 while let Some(place) = consumer.alike(&shape, number) {
+                    let (place, len) = (place.as_ptr(), shape.len());
                     // SAFETY: the place of a payload of that length.
-                    let bytes = unsafe { MemRef::from_raw(place.as_ptr(), shape.len, Place::Host) };
+                    let bytes = unsafe { MemRef::from_raw(place, len, Place::Host) };
                     let mut to = [0; FIRST];
                     copy_now(MemMut::host(&mut to), bytes).unwrap();
                     number += 1;

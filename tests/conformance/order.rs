@@ -1,9 +1,11 @@
 //! Messages come in the order in which they were sent.
 
 use crate::support::over_each_transport;
-use crate::support::sink::Sink;
+use crate::support::sink::{Sink, Sort};
 use crate::support::*;
-use carrack::{CompQueue, Handler, Matching, Outcome, Rank, RetryReason, Tag};
+use carrack::{
+    AsCompletion, CompQueue, Handler, Matching, Outcome, Rank, RetryReason, Tag, UserContext,
+};
 use parking_lot::Mutex;
 use rand::Rng;
 use rand::seq::SliceRandom;
@@ -16,6 +18,7 @@ over_each_transport!(
     unexpected_messages_meet_receives_in_the_order_in_which_they_came,
     thousands_of_receives_each_get_the_message_of_their_own_tag,
     messages_of_several_ranks_are_told_apart,
+    short_messages_of_one_tag_end_receives_of_all_sorts_in_order,
 );
 
 /// Returns a random size, so that messages go inline in one slot or several, or through chunks.
@@ -57,7 +60,7 @@ fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_wer
             }
             ranks[1]
                 .post_recv(Rank(0), vec![0; 1000], Tag(5))
-                .user_context(carrack::UserContext(wanted))
+                .user_context(UserContext(wanted))
                 .comp(&queue)
                 .submit()
                 .unwrap();
@@ -183,7 +186,7 @@ fn thousands_of_receives_each_get_the_message_of_their_own_tag<J: Job>() {
     for at in 0..COUNT {
         let recv = ranks[1]
             .post_recv(Rank(0), vec![0; 300], tag(at))
-            .user_context(carrack::UserContext(at))
+            .user_context(UserContext(at))
             .comp(&queue)
             .try_submit();
         assert!(recv.unwrap().is_posted());
@@ -247,4 +250,61 @@ fn messages_of_several_ranks_are_told_apart<J: Job>() {
             assert_eq!(status.bytes().unwrap(), (from as u64).to_le_bytes());
         }
     }
+}
+
+/// Queues with and without room, synchronizers, other objects, and buffers that are too short take
+/// turns at random; sometimes the messages are ahead of their receives.
+fn short_messages_of_one_tag_end_receives_of_all_sorts_in_order<J: Job>() {
+    const COUNT: u64 = 3000;
+    let mut rng = rng();
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let sinks = [Sort::Queue, Sort::Queue, Sort::Synchronizer, Sort::User].map(Sink::new);
+    let objects: Vec<_> = sinks.iter().map(AsCompletion::as_completion).collect();
+    let objects = [&objects[..], &[narrow.as_completion()]].concat();
+    let (mut sent, mut wanted, mut got) = (0, 0, 0);
+    let mut last = vec![None; objects.len()];
+    let mut is_short = Vec::new();
+    while got < COUNT {
+        for _ in 0..rng.random_range(0..40) {
+            if sent == COUNT || sent >= wanted + 100 {
+                break;
+            }
+            let message = u64::to_ne_bytes(sent);
+            match ranks[0].post_send(Rank(1), &message, Tag(5)).try_submit().unwrap() {
+                Outcome::Retry(_) => break,
+                _ => sent += 1,
+            }
+        }
+        // Receives of one object stand in rows of any length.
+        let mut object = rng.random_range(0..objects.len());
+        for _ in 0..rng.random_range(0..40) {
+            if wanted == COUNT || wanted - got >= 200 {
+                break;
+            }
+            if rng.random_ratio(1, 8) {
+                object = rng.random_range(0..objects.len());
+            }
+            is_short.push(rng.random_ratio(1, 20));
+            let room = if is_short[wanted as usize] { 4 } else { 8 };
+            let receive = ranks[1].post_recv(Rank(0), vec![0; room], Tag(5)).comp(objects[object]);
+            receive.user_context(UserContext(wanted)).submit().unwrap();
+            wanted += 1;
+        }
+        ranks.iter().for_each(|rank| _ = rank.progress_all());
+        let taken = sinks.iter().map(Sink::take).chain([narrow.pop().into_iter().collect()]);
+        for (statuses, last) in taken.zip(&mut last) {
+            for status in statuses {
+                let number = status.user_context.0;
+                assert!(*last < Some(number), "{number} after {last:?}");
+                *last = Some(number);
+                match status.error {
+                    Some(error) => assert!(is_short[number as usize], "{number}: {error}"),
+                    None => assert_eq!(status.value(), Some(number)),
+                }
+                got += 1;
+            }
+        }
+    }
+    assert_eq!((sent, wanted), (COUNT, COUNT));
 }

@@ -15,7 +15,7 @@ const SOME: u32 = 17;
 
 /// Returns a batch for up to `limit` events.
 fn batch(limit: usize) -> Batch {
-    Batch::new(limit).with_lone(Message::SEND_KIND)
+    Batch::new(limit).with_matched(Message::SEND_KIND)
 }
 
 impl Core {

@@ -42,7 +42,7 @@ impl Receive {
             return false;
         };
         let Some(to) = self.buffer.view_mut() else { return false };
-        if !to.place().is_host() || size > to.len() {
+        if !(to.place().is_host() && bytes.place().is_host()) || size > to.len() {
             return false;
         }
         let user_context = self.op.user_context;

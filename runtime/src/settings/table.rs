@@ -70,7 +70,7 @@ settings! {
     spin: Duration,
         "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);
 
-    /// Events that one progress call takes from a device.
+    /// Events that one progress call takes from a peer.
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 

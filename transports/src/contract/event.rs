@@ -192,8 +192,8 @@ pub struct Batch {
     small: Box<[SmallArrival]>,
     count: usize,
     events: Vec<Event>,
-    /// Kind of the messages that the matcher may take alone; `None`: of any kind.
-    lone: Option<u8>,
+    /// Kind of the messages that the matcher may take in place; `None`: of any kind.
+    matched: Option<u8>,
 }
 
 impl Batch {
@@ -202,20 +202,20 @@ impl Batch {
         let limit = limit.max(1);
         let empty = SmallArrival::new(PeerId(0), Header([0; 2]), SmallBytes::empty());
         let (small, events) = (vec![empty; limit].into(), Vec::with_capacity(limit));
-        Self { small, count: 0, events, lone: None }
+        Self { small, count: 0, events, matched: None }
     }
 
     /// Says that the matcher takes only messages whose header begins with this byte from their
     /// places: others are spared the call.
-    pub fn with_lone(mut self, kind: u8) -> Self {
-        self.lone = Some(kind);
+    pub fn with_matched(mut self, kind: u8) -> Self {
+        self.matched = Some(kind);
         self
     }
 
-    /// Returns `true` if the matcher may take a message alone.
+    /// Returns `true` if the matcher may take a message in place.
     #[inline(always)]
-    pub fn may_be_lone(&self, header: Header) -> bool {
-        self.lone.is_none_or(|kind| header.0[0] & 0xff == u64::from(kind))
+    pub fn may_match(&self, header: Header) -> bool {
+        self.matched.is_none_or(|kind| header.0[0] & 0xff == u64::from(kind))
     }
 
     /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something
@@ -317,9 +317,9 @@ impl Batch {
 
 /// Matcher of messages with receives, before another thread can poll the device of the messages.
 pub trait Matcher {
-    /// Takes a message from its place in memory that this process shares with the sender. Nothing
-    /// is in the batch. Returns `false` if more has to be done with it than to match it: it then
-    /// goes into the batch.
+    /// Takes a message that the transport has not copied into the batch, in which nothing is. Its
+    /// sender may be able to write its bytes still. Returns `false` if more has to be done with it
+    /// than to match it: it then goes into the batch.
     fn match_in_place(&mut self, from: PeerId, header: Header, bytes: MemRef<'_>) -> bool {
         let _ = (from, header, bytes);
         false
@@ -328,8 +328,7 @@ pub trait Matcher {
     /// Takes messages of one sender and header, each as [`match_in_place`](Self::match_in_place)
     /// does. Returns the number of messages that were taken: those in front.
     fn match_run(&mut self, from: PeerId, header: Header, run: HostViews<'_>) -> usize {
-        let _ = (from, header, run);
-        0
+        run.get(0).is_some_and(|bytes| self.match_in_place(from, header, bytes)).into()
     }
 
     /// Matches the messages of a batch.

@@ -176,9 +176,9 @@ pub trait Device: Send + Sync {
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError>;
 
     /// Advances communication and fills `batch` up to its limit. If anything is in it, the matcher
-    /// gets it, before another thread can poll. A transport may give a message that has come alone
-    /// to the matcher first: after [`Polled::Some`] the batch can be empty. The matcher must not
-    /// call the device.
+    /// gets it, before another thread can poll. A transport may first give messages to the matcher
+    /// in place, of each peer as many as the batch has room for: after [`Polled::Some`] the batch
+    /// can be empty. The matcher must not call the device.
     ///
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled;

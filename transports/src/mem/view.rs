@@ -93,7 +93,7 @@ impl<'a> HostViews<'a> {
     /// and `None` behind the last one. A place fits into a register, which a view does not.
     ///
     /// # Safety
-    /// [`MemRef::from_raw`] may make a view of host memory of each place.
+    /// Each place is `len` bytes of host memory, as [`MemRef::from_raw`] asks for, for `'a`.
     #[inline(always)]
     pub unsafe fn new(len: usize, at: &'a dyn Fn(usize) -> Option<NonNull<u8>>) -> Self {
         Self { len, at }

@@ -68,7 +68,7 @@ pub(super) struct Source {
 /// Result of one look at one ring.
 pub(super) enum Look {
     Goes,
-    /// The matcher took the message.
+    /// The matcher took messages.
     Took,
     Ended(DownCause),
 }
@@ -133,8 +133,8 @@ impl Source {
             return self.take(packets, batch, matcher);
         }
         let (header, bytes) = record.in_one_slot();
-        // Not asked in vain: the call takes a tenth of a message's time.
-        let is_taken = batch.may_be_lone(Header(header))
+        // The matcher is not called in vain: that takes a tenth of a message's time.
+        let is_taken = batch.may_match(Header(header))
             && matcher.match_in_place(self.from, Header(header), bytes);
         if !is_taken {
             let Some(message) = batch.next_small() else {
@@ -160,12 +160,9 @@ impl Source {
     ) -> Look {
         // A single message from a sender that does not stream. A look for a second one would fetch
         // the line that the sender is about to write.
-        let limit = if self.streams { TURN } else { 1 };
+        let limit = if self.streams { TURN.min(batch.room()) } else { batch.room().min(1) };
         let (mut look, mut taken) = (Look::Goes, 0);
         while taken < limit {
-            if batch.is_full() {
-                return look;
-            }
             let record = match self.consumer.peek() {
                 Ok(Some(record)) => record,
                 Ok(None) => {
@@ -175,7 +172,7 @@ impl Source {
                 Err(why) => return Look::Ended(corrupt(why)),
             };
             let count = record.count;
-            if batch.is_empty() && batch.may_be_lone(Header(record.header())) {
+            if batch.is_empty() && batch.may_match(Header(record.header())) {
                 let matched = self.match_some(&record, limit - taken, packets, matcher);
                 if matched > 0 {
                     look = Look::Took;
@@ -197,16 +194,17 @@ impl Source {
                     Ok(Some((header, payload))) => {
                         batch.push(Event::arrived(self.from, header, payload));
                     }
-                    Ok(None) => return look,
+                    Ok(None) => break,
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
             }
             self.has_taken(1, count);
             taken += 1;
         }
-        answer::forget(self.from);
-        self.silent = 0;
-        self.streams = true;
+        if taken > 0 {
+            answer::forget(self.from);
+            (self.silent, self.streams) = (0, true);
+        }
         look
     }
 
@@ -239,8 +237,8 @@ impl Source {
         };
         // SAFETY: the payloads lie in the segment, host memory, mapped while it lives, and are as
         // long as the first.
-        let run = unsafe { HostViews::new(shape.len, &at) };
-        matcher.match_run(self.from, Header(shape.header), run).min(most)
+        let run = unsafe { HostViews::new(shape.len(), &at) };
+        matcher.match_run(self.from, Header(shape.header()), run).min(most)
     }
 
     #[inline(always)]
@@ -290,12 +288,11 @@ fn corrupt(why: Corrupt) -> DownCause {
     DownCause::Protocol(why.to_string())
 }
 
-/// Copies a record of one slot into its place. Returns its header.
+/// Copies a record of one slot into its place.
 #[inline(always)]
-fn fill(message: &mut SmallArrival, record: &Record<'_, SegmentSlots>, from: PeerId) -> Header {
+fn fill(message: &mut SmallArrival, record: &Record<'_, SegmentSlots>, from: PeerId) {
     let header = Header(record.copy_first_to(message.bytes.fill(record.len())));
     (message.header, message.mark, message.from) = (header, Mark::default(), from);
-    header
 }
 
 /// Returns a short message that has to stand behind an event.

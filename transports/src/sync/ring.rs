@@ -23,9 +23,12 @@
     reason = "positions are cut to the ring, and fields to their width in the control word"
 )]
 
+mod run;
+
+pub use run::RunShape;
+
 use super::primitives::{AtomicU64, Ordering};
 use crate::mem::{MemMut, MemRef, Place, copy::copy_now};
-use std::ptr::NonNull;
 
 /// Payload bytes in a record's first slot.
 pub const FIRST: usize = 40;
@@ -70,7 +73,7 @@ pub unsafe trait Slots {
     fn will_read(&self, at: usize) {
         let _ = at;
     }
-    /// Hands out a slot's body for reading.
+    /// Hands out a slot's body for reading. The pointer stays valid as long as the slots do.
     ///
     /// # Safety
     /// The slot is the consumer's at the moment.
@@ -314,17 +317,6 @@ pub struct Record<'a, S> {
     len: usize,
 }
 
-/// Kind, length and header of records of one slot.
-#[derive(Clone, Copy, Debug)]
-pub struct RunShape {
-    /// The upper half of the control words.
-    control: u32,
-    /// The header.
-    pub header: [u64; 2],
-    /// Payload bytes, at most [`FIRST`].
-    pub len: usize,
-}
-
 impl<S: Slots> Consumer<S> {
     /// Makes the reading end of a fresh ring.
     ///
@@ -377,30 +369,6 @@ impl<S: Slots> Consumer<S> {
         bytes <= MAX_PAYLOAD
             && usize::from(slots) == slots_for(bytes)
             && u64::from(slots) <= self.mask + 1
-    }
-
-    /// Returns the place of the payload of the record `further` slots behind the next one, if it
-    /// has this shape. Prefetches a slot behind it.
-    #[inline(always)]
-    pub fn alike(&self, shape: &RunShape, further: usize) -> Option<NonNull<u8>> {
-        let position = self.taken + further as u64;
-        let at = (position & self.mask) as usize;
-        let control = self.slots.control(at).load(Ordering::Acquire);
-        let is_next = control as u32 == position.wrapping_add(1) as u32;
-        if !is_next || (control >> 32) as u32 != shape.control {
-            return None;
-        }
-        self.slots.will_read(((position + AHEAD) & self.mask) as usize);
-        let mut place = None;
-        // SAFETY: the sequence number said that the producer has handed this slot over.
-        unsafe {
-            self.slots.read(at, |body| {
-                if body.cast::<[u64; 2]>().read_unaligned() == shape.header {
-                    place = NonNull::new(body.add(HEADER).cast_mut());
-                }
-            });
-        }
-        place
     }
 
     /// Prefetches the cache line of a slot further on. For a consumer with a backlog: fetching a
@@ -463,14 +431,6 @@ impl<S: Slots> Record<'_, S> {
             });
         }
         (header, payload)
-    }
-
-    /// Returns its shape. `None`: it has several slots.
-    #[inline(always)]
-    pub fn shape(&self) -> Option<RunShape> {
-        let control = (control_word(0, 1, self.kind, self.len) >> 32) as u32;
-        let shape = RunShape { control, header: self.header(), len: self.len };
-        (self.count == 1).then_some(shape)
     }
 
     /// Copies the part of the payload in the first slot, with the bytes behind it in that slot, and

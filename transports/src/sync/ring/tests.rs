@@ -71,7 +71,7 @@ fn miri_records_of_a_run_have_kind_header_and_length_in_common() {
             producer.push(kind, [header, 7], MemRef::host(bytes)).unwrap();
             producer.push(1, [7, 7], MemRef::host(b"abc")).unwrap();
             let shape = consumer.peek().unwrap().unwrap().shape().unwrap();
-            assert_eq!((shape.header, shape.len), ([7, 7], 3));
+            assert_eq!((shape.header(), shape.len()), ([7, 7], 3));
             for (number, expected) in [b"abc", b"def", b"ghi"].into_iter().enumerate() {
                 let place = consumer.alike(&shape, number).unwrap();
                 // SAFETY: the place of a payload of that length.
