@@ -169,17 +169,23 @@ fn collectives_end_while_a_queue_is_full<J: Job>() {
 
 fn collectives_end_while_all_packets_are_out<J: Job>() {
     const COUNT: u64 = 200;
-    let ranks = J::pair_with(J::settings().packets_max(16).setting("shm_chunks", 4));
-    let wide = CompQueue::new(1024);
-    let name = ranks[1].register_comp(&wide).unwrap();
-    send_to(&ranks, name, 0..COUNT, &[1000]);
-    for _ in 0..3 {
-        on_each(&ranks, |rank| rank.barrier().unwrap());
-        let all = on_each(&ranks, |rank| rank.allgather(&[rank.rank().0 as u8; 3000]).unwrap());
-        assert!(all.iter().all(|all| all[0] == [0; 3000] && all[1] == [1; 3000]));
+    for sizes in [&[1000][..], &[100], &[100, 1000]] {
+        let ranks = J::pair_with(J::settings().packets_max(16).setting("shm_chunks", 4));
+        let wide = CompQueue::new(1024);
+        let name = ranks[1].register_comp(&wide).unwrap();
+        send_to(&ranks, name, 0..COUNT, sizes);
+        for _ in 0..3 {
+            on_each(&ranks, |rank| rank.barrier().unwrap());
+            let all = on_each(&ranks, |rank| rank.allgather(&[rank.rank().0 as u8; 3000]).unwrap());
+            assert!(all.iter().all(|all| all[0] == [0; 3000] && all[1] == [1; 3000]));
+        }
+        let waiting = wide.len();
+        assert!(
+            waiting <= 16,
+            "a status has a packet, of which there are 16: {waiting}, {sizes:?}"
+        );
+        take_all(&ranks, &wide, 0..COUNT);
     }
-    assert!(wide.len() <= 16, "a status has a packet, of which there are 16: {}", wide.len());
-    take_all(&ranks, &wide, 0..COUNT);
 }
 
 fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>() {

@@ -190,7 +190,7 @@ impl Source {
                     None => batch.push(short(&record, self.from)),
                 }
             } else {
-                match receive(record, &self.segment, packets) {
+                match receive(record, &self.segment, packets, batch.is_empty()) {
                     Ok(Some((header, payload))) => {
                         batch.push(Event::arrived(self.from, header, payload));
                     }
@@ -330,17 +330,25 @@ fn is_matched(
 }
 
 /// Returns the message of a record that is not inline in one slot. `Ok(None)`: there is no packet
-/// for it now, and it stays in the ring.
+/// for it now, and it stays in the ring. While the program keeps all packets, such messages come
+/// one at a time, the `first` of a batch.
 #[inline(never)]
 fn receive(
     record: Record<'_, SegmentSlots>,
     segment: &Arc<Segment>,
     packets: &Arc<dyn PacketSource>,
+    first: bool,
 ) -> Result<Option<(Header, Payload)>, String> {
     let header = Header(record.header());
     match record.kind {
         KIND_INLINE => {
-            let Some(mut packet) = packets.take() else { return Ok(None) };
+            let Some(mut packet) = packets.take() else {
+                return Ok(first.then(|| {
+                    let mut bytes = vec![0; record.len()];
+                    record.copy_to(&mut bytes);
+                    (header, Payload::Aside(bytes))
+                }));
+            };
             packet.set_len(record.len());
             match packet.as_mut_slice() {
                 Some(bytes) if bytes.len() == record.len() => record.copy_to(bytes),
