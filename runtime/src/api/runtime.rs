@@ -192,8 +192,9 @@ impl Runtime {
         self.0.comps.deregister(name)
     }
 
-    /// Returns the bytes of messages that have come before their receives, and of deliveries that
-    /// a full completion object holds up. The limit is
+    /// Returns the bytes of memory that is kept for messages that have come before their receives,
+    /// and for deliveries that a full completion object holds up: a few bytes in place take some
+    /// 128, a message in a packet takes all of the packet. The limit is
     /// `CARRACK_UNEXPECTED`, plus the messages that the links to this rank hold
     /// (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {

@@ -253,8 +253,9 @@ impl<'a, K> Post<'a, K> {
     ///
     /// Memory that the peer may still read or write stays with the runtime until the peer has
     /// released it or is gone. So a sender's status may come without its buffer, and a message may
-    /// arrive although its sender has given up. An operation that an engine of a GPU is carrying
-    /// out is waited for.
+    /// arrive although its sender has given up. A receive whose message was on its way takes that
+    /// message with it: the status has a size then. An operation that an engine of a GPU is
+    /// carrying out is waited for.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.desc.deadline = Deadline::after(after);
         self
