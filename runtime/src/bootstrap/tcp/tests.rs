@@ -16,13 +16,23 @@ use crate::bootstrap::{BootstrapError, InProcess};
 use carrack_transports::net::greeting::{Carrier as _, Greeting, Progress};
 use carrack_transports::net::proof::Role;
 use carrack_transports::net::streams::TcpChannel;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
 /// A watchdog that turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Returns a port that no other test of this process gets.
 fn free_port(host: &str) -> u16 {
-    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
+    static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut given = GIVEN.lock();
+    loop {
+        let port = TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
+        if !given.contains(&port) {
+            given.push(port);
+            return port;
+        }
+    }
 }
 
 fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
