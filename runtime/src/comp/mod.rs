@@ -21,7 +21,7 @@ pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
 pub use stream_counter::StreamCounter;
 pub(crate) use stream_counter::{Ranks, StreamCounterState};
-use synchronizer::Gathered;
+pub(crate) use synchronizer::Gathered;
 pub use synchronizer::Synchronizer;
 
 use crate::names::{Rank, Tag};

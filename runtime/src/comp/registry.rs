@@ -6,6 +6,7 @@
 use super::Completion;
 use crate::error::ResourceError;
 use crate::names::RemoteComp;
+use carrack_transports::sync::Handles;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -101,14 +102,14 @@ impl Registry {
     /// not registered any more go to `left`: their handles may be the last ones, and a drop runs
     /// the user's code.
     #[inline]
-    pub(crate) fn refresh(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
+    pub(crate) fn refresh(&self, snapshot: &mut Snapshot, left: &mut Handles<dyn Completion>) {
         if self.version.load(Ordering::Acquire) != snapshot.version {
             self.read(snapshot, left);
         }
     }
 
     #[cold]
-    fn read(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
+    fn read(&self, snapshot: &mut Snapshot, left: &mut Handles<dyn Completion>) {
         let tables = self.lock();
         snapshot.version = self.version.load(Ordering::Acquire);
         let comps = tables.slots.iter().map(|slot| match &slot.state {
@@ -295,7 +296,8 @@ mod tests {
 
     #[test]
     fn a_name_by_text_depends_on_no_order_and_stands_apart_from_the_others() {
-        let (registry, mut snapshot, mut left) = (Registry::new(), Snapshot::default(), Vec::new());
+        let (registry, mut snapshot) = (Registry::new(), Snapshot::default());
+        let mut left = Handles::default();
         let (first, second) = (comp(), comp());
         let by_order = registry.register(comp()).unwrap();
         let halo = registry.register_named("halo", first.clone()).unwrap();
@@ -312,7 +314,7 @@ mod tests {
         registry.register_named("halo", second.clone()).unwrap();
         registry.refresh(&mut snapshot, &mut left);
         assert!(Arc::ptr_eq(snapshot.get(halo).unwrap(), &second), "under the same name");
-        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &first));
+        assert!(left.take(&first).is_some() && left.is_empty());
     }
 
     #[test]
@@ -332,7 +334,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_changes_only_when_it_is_refreshed_and_leaves_what_is_not_registered_any_more() {
-        let (registry, mut snapshot, mut left) = (Registry::new(), Snapshot::default(), Vec::new());
+        let (registry, mut snapshot) = (Registry::new(), Snapshot::default());
+        let mut left = Handles::default();
         let (first, second) = (comp(), comp());
         let name = registry.register(first.clone()).unwrap();
         assert!(snapshot.get(name).is_none());
@@ -344,6 +347,6 @@ mod tests {
         registry.refresh(&mut snapshot, &mut left);
         assert!(snapshot.get(name).is_none(), "a late message finds no object");
         assert!(Arc::ptr_eq(snapshot.get(again).unwrap(), &second));
-        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &first));
+        assert!(left.take(&first).is_some() && left.is_empty());
     }
 }

@@ -265,6 +265,19 @@ impl<A, B: Default> MatchShard<A, B> {
         }
     }
 
+    /// Takes the `A` at the front of a line.
+    #[inline(never)]
+    fn take_a(&mut self, line: (usize, usize), hash: u64) -> Option<A> {
+        let mut taken = None;
+        self.advance(line, hash, |place| {
+            taken.is_none() && {
+                taken = place.take_a();
+                true
+            }
+        });
+        taken
+    }
+
     /// Takes the `B` of this stamp out of a line, wherever in it.
     fn pluck(&mut self, (head, above): (usize, usize), hash: u64, stamp: u64) -> Option<B> {
         let mut plucked = None;
@@ -427,17 +440,10 @@ impl<A, B: Default> Table<A, B> {
         let HashedKey { key, hash } = key.into();
         let mut shard = self.shard(hash).lock();
         let line = shard.find(&key, hash);
-        if let Some((head, above)) = line
+        if let Some(line @ (head, _)) = line
             && shard.places[head].held == PlaceContent::A
         {
-            let mut theirs = None;
-            shard.advance((head, above), hash, |place| {
-                theirs.is_none() && {
-                    theirs = place.take_a();
-                    true
-                }
-            });
-            return theirs.ok_or(0);
+            return shard.take_a(line, hash).ok_or(0);
         }
         shard.occupy(key, hash, line.map(|(head, _)| head)).put_b(fill);
         Err(shard.stamps)

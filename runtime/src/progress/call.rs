@@ -98,7 +98,7 @@ impl Core {
             }
         }
         if !scratch.met.told.is_empty() {
-            scratch.met.drop_told();
+            scratch.met.told.clear();
         }
         scratch.calls = scratch.calls.wrapping_add(1);
         if scratch.calls.is_multiple_of(NOW_AND_THEN) {

@@ -46,6 +46,7 @@ use carrack_transports::contract::{
 };
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{HostViews, MemMut, MemRef, SmallBytes};
+use carrack_transports::sync::Handles;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ struct Met {
     /// Completion objects that were signaled at once: handles of receives, possibly the last ones.
     /// They are dropped when this thread next makes progress, or ends. So no lock is held
     /// meanwhile, and no delivery waits: a drop takes a quarter of a message's time.
-    told: Vec<Arc<dyn Completion>>,
+    told: Handles<dyn Completion>,
 }
 
 /// A message that has met its receive.
@@ -134,11 +135,6 @@ impl Met {
     fn take(&mut self, at: usize) -> Option<Meeting> {
         self.meetings.get_mut(at)?.take()
     }
-
-    #[inline(never)]
-    fn drop_told(&mut self) {
-        self.told.clear();
-    }
 }
 
 thread_local! {
@@ -158,14 +154,14 @@ fn keep_scratch(scratch: Box<Scratch>) {
     let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
 }
 
-/// Returns a handle of a completion object for a further operation. It is the last one that this
-/// thread would drop in its next call of progress, or a new one. The counter in the object then
+/// Returns a handle of a completion object for a further operation. It is one that this thread
+/// would drop in its next call of progress, or a new one. The counter in the object then
 /// stays as it is, and costs no atomic operation.
 #[inline]
 pub(crate) fn told_or_cloned(comp: &Arc<dyn Completion>) -> Arc<dyn Completion> {
     let reuse = |kept: &Cell<Option<Box<Scratch>>>| {
         let mut scratch = kept.take()?;
-        let told = scratch.met.told.pop_if(|told| Arc::ptr_eq(told, comp));
+        let told = scratch.met.told.take(comp);
         kept.set(Some(scratch));
         told
     };
@@ -175,7 +171,7 @@ pub(crate) fn told_or_cloned(comp: &Arc<dyn Completion>) -> Arc<dyn Completion> 
 /// Drops the objects that this thread would drop in its next call of progress, which may not come.
 pub(crate) fn drop_told() {
     if let Some(mut scratch) = take_scratch() {
-        scratch.met.drop_told();
+        scratch.met.told.clear();
         keep_scratch(scratch);
     }
 }

@@ -2,12 +2,12 @@
 
 use super::found::Found;
 use super::{Meeting, Met, found};
-use crate::comp::{Plain, Status};
+use crate::comp::{Gathered, Plain, Status};
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
 use carrack_transports::contract::Payload;
-use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::copy::is_copied_now;
 use carrack_transports::mem::{Buffer, MemRef, SmallBytes};
 
 impl Receive {
@@ -45,25 +45,20 @@ impl Receive {
         if !(to.place().is_host() && bytes.place().is_host()) || size > to.len() {
             return false;
         }
-        let user_context = self.op.user_context;
-        let made = |buffer: &mut Buffer| {
-            let buffer = std::mem::take(buffer);
-            Status { rank: from, tag, size, user_context, buffer, error: None }
-        };
         match object {
             Plain::Queue(queue) => {
                 let Some(place) = queue.reserve() else { return false };
-                let copied = copy_now(to, bytes);
-                debug_assert!(copied.is_ok(), "it fits into host memory");
-                place.fill(|| made(&mut self.buffer));
+                let is_copied = is_copied_now(to, bytes);
+                debug_assert!(is_copied, "it fits into host memory");
+                let user_context = self.op.user_context;
+                let buffer = std::mem::take(&mut self.buffer);
+                place.fill(Status { rank: from, tag, size, user_context, buffer, error: None });
             }
             Plain::Synchronizer(gathered) => {
-                let ends = gathered.push_made(&mut || {
-                    let is_copied = is_copied(&mut self.buffer, bytes);
-                    debug_assert!(is_copied, "it fits into host memory");
-                    made(&mut self.buffer)
-                });
-                if !ends {
+                let user_context = self.op.user_context;
+                let made =
+                    |buffer| Status { rank: from, tag, size, user_context, buffer, error: None };
+                if !ends_gathered(gathered, (&mut self.buffer, bytes), made) {
                     return false;
                 }
             }
@@ -99,10 +94,24 @@ impl Receive {
     }
 }
 
+/// Copies a message, and adds its status to a synchronizer. Returns `false` if there is no room.
+#[inline(never)]
+fn ends_gathered(
+    gathered: &Gathered,
+    (buffer, bytes): (&mut Buffer, MemRef<'_>),
+    made: impl Fn(Buffer) -> Status,
+) -> bool {
+    gathered.push_made(&mut || {
+        let is_copied = is_copied(buffer, bytes);
+        debug_assert!(is_copied, "it fits into host memory");
+        made(std::mem::take(buffer))
+    })
+}
+
 /// Copies a message. Returns `false` if it is too long, or an engine is needed.
 #[inline(always)]
 fn is_copied(to: &mut Buffer, bytes: MemRef<'_>) -> bool {
-    to.view_mut().is_some_and(|to| copy_now(to, bytes).is_ok())
+    to.view_mut().is_some_and(|to| is_copied_now(to, bytes))
 }
 
 #[cfg(test)]

@@ -261,6 +261,12 @@ impl Buffer {
         }
     }
 
+    /// Returns `true` if the bytes may not be written.
+    #[inline(always)]
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Self::Bytes(_) | Self::Loan(_) | Self::List(_))
+    }
+
     /// Returns the bytes as a target of the copy function; `None` when they may not be written.
     #[inline]
     pub fn view_mut(&mut self) -> Option<MemMut<'_>> {

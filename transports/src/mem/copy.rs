@@ -153,13 +153,26 @@ pub fn copy_and_wait(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> 
 ///
 /// # Errors
 /// [`CopyError::Unknown`] when a side is not host memory: that takes an engine, and time.
+/// [`CopyError::TooLong`].
 #[inline(always)]
 pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
-    if !(dst.place.is_host() && src.place.is_host()) {
-        return Err(CopyError::Unknown { dst: dst.place.kind(), src: src.place.kind() });
+    let (to, from, room) = (dst.place, src.place, dst.len);
+    match is_copied_now(dst, src) {
+        true => Ok(()),
+        false if to.is_host() && from.is_host() => Err(CopyError::TooLong { len: src.len, room }),
+        false => Err(CopyError::Unknown { dst: to.kind(), src: from.kind() }),
     }
-    // SAFETY: both sides are host memory, so the copy has ended when the call returns.
-    unsafe { copy(dst, src) }.map(|_| ())
+}
+
+/// Copies as [`copy_now`]. Returns `false` where that returns an error.
+#[inline(always)]
+pub fn is_copied_now(dst: MemMut<'_>, src: MemRef<'_>) -> bool {
+    let fits = dst.place.is_host() && src.place.is_host() && src.len <= dst.len;
+    if fits {
+        // SAFETY: both views promise `src.len` valid bytes of host memory.
+        unsafe { move_bytes(dst.ptr, src.ptr, src.len) };
+    }
+    fits
 }
 
 /// Checks that the CPU or an engine can copy between memory of two kinds.

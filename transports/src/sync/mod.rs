@@ -8,6 +8,7 @@
 //! | [`split`] | copying of one message by its receiver and its sender | shm, in shared memory |
 //! | [`revocable`] | a revocable right to use another process's object | shm, in shared memory |
 //! | [`free_list`] | a stack of indices | packet pools, slabs |
+//! | [`handles`] | handles that a thread has left, and gives out again | receives |
 //! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
 //! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
@@ -34,6 +35,7 @@ pub mod biased_lock;
 pub mod chores;
 pub mod earliest;
 pub mod free_list;
+pub mod handles;
 pub mod hurdles;
 pub(crate) mod primitives;
 pub mod queue;
@@ -50,6 +52,7 @@ pub use biased_lock::BiasedLock;
 pub use chores::{Chores, Waiting};
 pub use earliest::Earliest;
 pub use free_list::FreeList;
+pub use handles::Handles;
 pub use hurdles::Hurdles;
 pub use queue::{Queue, QueuePermit};
 pub use revocable::Revocable;

@@ -68,10 +68,10 @@ impl<T> Cell<T> {
 
     /// Fills the cell. Only the thread that was given its position calls it.
     #[inline(always)]
-    fn fill(&self, at: usize, make: impl FnOnce() -> T) {
+    fn fill(&self, at: usize, value: T) {
         // SAFETY: the position was given to this thread alone, and the turn said that the pop of
         // the lap before has ended.
-        self.value.with_mut(|slot| unsafe { (*slot).write(make()) });
+        self.value.with_mut(|slot| unsafe { (*slot).write(value) });
         self.turn.store(at.wrapping_add(1), Ordering::Release);
     }
 }
@@ -150,7 +150,7 @@ impl<T> Queue<T> {
     pub fn push(&self, value: T) -> Result<(), T> {
         match self.tail.claim(&self.cells, 0) {
             Some((at, cell)) => {
-                cell.fill(at, || value);
+                cell.fill(at, value);
                 Ok(())
             }
             None => Err(value),
@@ -184,11 +184,10 @@ pub struct QueuePermit<'a, T> {
 }
 
 impl<T> QueuePermit<'_, T> {
-    /// Gives the value of `make`, built in its place: a large value is moved once less. `make` must
-    /// not panic.
+    /// Gives the value.
     #[inline(always)]
-    pub fn fill(self, make: impl FnOnce() -> T) {
-        self.cell.fill(self.at, make);
+    pub fn fill(self, value: T) {
+        self.cell.fill(self.at, value);
     }
 }
 

@@ -141,7 +141,7 @@ impl Post<'_, Recv<'_>> {
         if *is_spent {
             return Err(PostError::Spent);
         }
-        if buffer.view_mut().is_none() {
+        if buffer.is_read_only() {
             return Err(PostError::ReadOnly("Bytes"));
         }
         *is_spent = true;
@@ -317,10 +317,11 @@ impl Carries for Recv<'_> {
 
     #[inline]
     fn hold(&mut self, buffer: Buffer) {
-        let before = std::mem::replace(&mut self.buffer, buffer);
         if std::mem::replace(&mut self.is_spent, false) {
             // There is nothing in it to be dropped, which only this line knows.
-            std::mem::forget(before);
+            std::mem::forget(std::mem::replace(&mut self.buffer, buffer));
+        } else {
+            self.buffer = buffer;
         }
     }
 
