@@ -177,8 +177,8 @@ pub trait Device: Send + Sync {
 
     /// Advances communication and fills `batch` up to its limit. If anything is in it, the matcher
     /// gets it, before another thread can poll. A transport may first give messages to the matcher
-    /// in place, of each peer as many as the batch has room for: after [`Polled::Some`] the batch
-    /// can be empty. The matcher must not call the device.
+    /// in place, and no more of a peer than the batch has room for: after [`Polled::Some`] the
+    /// batch can be empty. The matcher must not call the device.
     ///
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, matcher: &mut dyn Matcher) -> Polled;
