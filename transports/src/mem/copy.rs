@@ -153,7 +153,7 @@ pub fn copy_and_wait(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> 
 ///
 /// # Errors
 /// [`CopyError::Unknown`] when a side is not host memory: that takes an engine, and time.
-/// [`CopyError::TooLong`].
+/// [`CopyError::TooLong`] when the target is shorter.
 #[inline(always)]
 pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
     let (to, from, room) = (dst.place, src.place, dst.len);
