@@ -155,8 +155,8 @@ fn keep_scratch(scratch: Box<Scratch>) {
 }
 
 /// Returns a handle of a completion object for a further operation. It is one that this thread
-/// would drop in its next call of progress, or a new one. The counter in the object then
-/// stays as it is, and costs no atomic operation.
+/// would drop in its next call of progress, or a new one. The former costs no atomic
+/// operation, as the counter in the object stays as it is.
 #[inline]
 pub(crate) fn told_or_cloned(comp: &Arc<dyn Completion>) -> Arc<dyn Completion> {
     let reuse = |kept: &Cell<Option<Box<Scratch>>>| {

@@ -7,7 +7,7 @@ use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
 use carrack_transports::contract::Payload;
-use carrack_transports::mem::copy::is_copied_now;
+use carrack_transports::mem::copy::try_copy_now;
 use carrack_transports::mem::{Buffer, MemRef, SmallBytes};
 
 impl Receive {
@@ -48,7 +48,7 @@ impl Receive {
         match object {
             Plain::Queue(queue) => {
                 let Some(place) = queue.reserve() else { return false };
-                let is_copied = is_copied_now(to, bytes);
+                let is_copied = try_copy_now(to, bytes);
                 debug_assert!(is_copied, "it fits into host memory");
                 let user_context = self.op.user_context;
                 let buffer = std::mem::take(&mut self.buffer);
@@ -94,7 +94,8 @@ impl Receive {
     }
 }
 
-/// Copies a message, and adds its status to a synchronizer. Returns `false` if there is no room.
+/// Copies a message, and adds its status to a synchronizer. Returns `false` if there is no room, or
+/// another thread has the synchronizer's lock.
 #[inline(never)]
 fn ends_gathered(
     gathered: &Gathered,
@@ -111,7 +112,7 @@ fn ends_gathered(
 /// Copies a message. Returns `false` if it is too long, or an engine is needed.
 #[inline(always)]
 fn is_copied(to: &mut Buffer, bytes: MemRef<'_>) -> bool {
-    to.view_mut().is_some_and(|to| is_copied_now(to, bytes))
+    to.view_mut().is_some_and(|to| try_copy_now(to, bytes))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::chores::Chore;
 use crate::datapath::Device;
 use crate::error::{ProgressError, WaitError};
 use carrack_transports::contract::Armed;
-use carrack_transports::sync::Sleepers;
+use carrack_transports::sync::{Sleepers, losses_of_this_thread};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -64,6 +64,7 @@ impl Core {
         let limit = limit.map(|limit| (limit, Instant::now()));
         let mut quiet_since = None;
         let (mut spins, mut moves) = (0_u32, 0_u32);
+        let mut losses = losses_of_this_thread();
         let mut nap = SHORT;
         loop {
             if done() {
@@ -95,9 +96,11 @@ impl Core {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The clock is read only now and then, because that takes as long as a poll.
+            // The clock is read only now and then, because that takes as long as a poll. A poll
+            // that lost a lock may have taken much longer.
             spins += 1;
-            if !spins.is_multiple_of(16) && !self.settings.spin().is_zero() {
+            let lost = std::mem::replace(&mut losses, losses_of_this_thread()) != losses;
+            if !lost && !spins.is_multiple_of(16) && !self.settings.spin().is_zero() {
                 std::hint::spin_loop();
                 continue;
             }

@@ -261,13 +261,19 @@ impl Buffer {
         }
     }
 
-    /// Returns `true` if the bytes may not be written.
+    /// Returns `true` if there is a [`view_mut`](Self::view_mut).
+    #[doc(hidden)]
     #[inline(always)]
-    pub fn is_read_only(&self) -> bool {
-        matches!(self, Self::Bytes(_) | Self::Loan(_) | Self::List(_))
+    pub fn has_view_mut(&self) -> bool {
+        match self {
+            Self::Bytes(_) | Self::Loan(_) | Self::List(_) => false,
+            Self::Empty | Self::Small(_) | Self::Vec(_) | Self::BytesMut(_) => true,
+            Self::Region(_) | Self::Packet(_) => true,
+        }
     }
 
-    /// Returns the bytes as a target of the copy function; `None` when they may not be written.
+    /// Returns the bytes as a target of the copy function; `None` when they may not be written, or
+    /// lie in several pieces.
     #[inline]
     pub fn view_mut(&mut self) -> Option<MemMut<'_>> {
         match self {

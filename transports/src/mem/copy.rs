@@ -157,7 +157,7 @@ pub fn copy_and_wait(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> 
 #[inline(always)]
 pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
     let (to, from, room) = (dst.place, src.place, dst.len);
-    match is_copied_now(dst, src) {
+    match try_copy_now(dst, src) {
         true => Ok(()),
         false if to.is_host() && from.is_host() => Err(CopyError::TooLong { len: src.len, room }),
         false => Err(CopyError::Unknown { dst: to.kind(), src: from.kind() }),
@@ -165,8 +165,9 @@ pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
 }
 
 /// Copies as [`copy_now`]. Returns `false` where that returns an error.
+#[must_use = "nothing is copied if the result is `false`"]
 #[inline(always)]
-pub fn is_copied_now(dst: MemMut<'_>, src: MemRef<'_>) -> bool {
+pub fn try_copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> bool {
     let fits = dst.place.is_host() && src.place.is_host() && src.len <= dst.len;
     if fits {
         // SAFETY: both views promise `src.len` valid bytes of host memory.

@@ -4,7 +4,7 @@
 //! object needs one. A thread that keeps the handle touches the object's counter neither for the
 //! drop nor for the clone, each of which is an atomic operation.
 
-#![expect(unsafe_code, reason = "handles of one object are kept as a number of them")]
+#![expect(unsafe_code, reason = "one handle and a number stand for several")]
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -79,7 +79,8 @@ impl<T: ?Sized> Handles<T> {
     pub fn clear(&mut self) {
         if let Some((same, count)) = self.same.take() {
             for _ in 1..count {
-                // SAFETY: as in `take`. They are no longer noted.
+                // SAFETY: one of the handles that `push` has kept. `self.same` is empty, so nothing
+                // else gives them out.
                 drop(unsafe { std::ptr::read(&*same) });
             }
             drop(ManuallyDrop::into_inner(same));
@@ -97,6 +98,7 @@ impl<T: ?Sized> Drop for Handles<T> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn object() -> Arc<dyn Send> {
         Arc::new(7)
@@ -122,5 +124,27 @@ mod tests {
         kept.push(b.clone());
         drop(kept);
         assert_eq!(counts(), [1, 1, 1]);
+    }
+
+    /// Object that counts its drop, and panics in it.
+    struct Panics<'a>(&'a AtomicU32);
+
+    impl Drop for Panics<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            assert!(std::thread::panicking(), "in a drop");
+        }
+    }
+
+    #[test]
+    fn miri_an_object_whose_last_handles_are_kept_is_dropped_once_though_its_drop_panics() {
+        let drops = AtomicU32::new(0);
+        let mut kept = Handles::default();
+        let last = Arc::new(Panics(&drops));
+        kept.push(last.clone());
+        kept.push(last);
+        let cleared = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| kept.clear()));
+        assert!(cleared.is_err() && kept.is_empty());
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
     }
 }

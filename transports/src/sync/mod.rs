@@ -23,8 +23,9 @@
 //! | [`ticks`] | numbers that only grow, with listeners | barriers of groups |
 //!
 //! Atomics and cells come from `primitives` only (a test below checks). So under `--cfg
-//! loom` every structure here is model-checked; those on the heap also run under Miri. Structures
-//! in shared memory are `repr(C)` and generic over the location of their bytes.
+//! loom` every structure here that threads share is model-checked; those on the heap also run
+//! under Miri. Structures in shared memory are `repr(C)` and generic over the location of their
+//! bytes.
 
 mod alone;
 pub mod aside;
@@ -49,6 +50,8 @@ pub mod try_lock;
 
 pub use aside::Aside;
 pub use biased_lock::BiasedLock;
+#[cfg(not(loom))]
+pub use biased_lock::losses_of_this_thread;
 pub use chores::{Chores, Waiting};
 pub use earliest::Earliest;
 pub use free_list::FreeList;

@@ -193,7 +193,7 @@ impl TcpDevice {
 
     /// Reads a connection, for the acknowledgements on it. The next poll yields the rest.
     pub(super) fn read_ahead(&self, index: u32) {
-        let Some(mut polling) = self.polling.try_lock() else { return };
+        let Some(mut polling) = self.polling.try_lock_at_once() else { return };
         let mut ahead = polling.ahead.take().unwrap_or_else(|| Batch::new(AHEAD));
         if !ahead.is_full() {
             self.receive(&mut polling, index, &mut ahead);

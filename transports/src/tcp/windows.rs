@@ -31,12 +31,12 @@ impl Windows {
     pub(super) fn open(
         self: &Arc<Self>,
         peer: PeerId,
-        mut buffer: Buffer,
+        buffer: Buffer,
     ) -> Result<OpenWindow, (String, Buffer)> {
         if !buffer.kind().is_host() {
             return Err((format!("a socket cannot be read into {} memory", buffer.kind()), buffer));
         }
-        if buffer.view_mut().is_none() {
+        if !buffer.has_view_mut() {
             return Err(("the buffer has several parts, or may not be written".into(), buffer));
         }
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;

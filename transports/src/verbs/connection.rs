@@ -218,7 +218,7 @@ impl Connection {
     /// Returns the operations on memory that have ended. `None`: another thread is sending, try
     /// again.
     pub(super) fn ended(&self) -> Option<Vec<Finished>> {
-        let mut sending = self.sending.try_lock()?;
+        let mut sending = self.sending.try_lock_at_once()?;
         Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
     }
 
@@ -264,7 +264,7 @@ impl Connection {
     /// Tells the peer how many messages were taken in. Returns `false` if the caller has to try
     /// again.
     pub(super) fn credit(&self, taken: u64) -> bool {
-        let Some(mut sending) = self.sending.try_lock() else { return false };
+        let Some(mut sending) = self.sending.try_lock_at_once() else { return false };
         let said = sending.credit(taken, self.completed.load(Ordering::Acquire), &self.words);
         // A queue pair that takes no request is broken off, so that no credit is needed any more.
         !matches!(self.told(said.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
@@ -272,12 +272,12 @@ impl Connection {
 
     /// Returns `true` if no message can be sent for lack of credits, as far as is known.
     pub(super) fn lacks_credits(&self) -> bool {
-        self.sending.try_lock().is_some_and(|sending| sending.lacks_credits(&self.words))
+        self.sending.try_lock_at_once().is_some_and(|sending| sending.lacks_credits(&self.words))
     }
 
     /// Sends the messages that wait for more. Returns `false` if the caller has to try again.
     pub(super) fn send_off(&self) -> bool {
-        let Some(mut sending) = self.sending.try_lock() else { return false };
+        let Some(mut sending) = self.sending.try_lock_at_once() else { return false };
         if !self.is_up() {
             return true;
         }

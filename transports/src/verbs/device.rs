@@ -222,7 +222,7 @@ impl RdmaDevice {
             return;
         }
         self.attention.store(true, Ordering::Release);
-        if let Some(mut polling) = self.polling.try_lock() {
+        if let Some(mut polling) = self.polling.try_lock_at_once() {
             polling.end_unwanted();
         }
     }

@@ -177,7 +177,7 @@ impl Post<'_, Get<'_>> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Outcome, PostError> {
         let buffer = given.as_mut().ok_or(PostError::Spent)?;
-        if buffer.view_mut().is_none() {
+        if !buffer.has_view_mut() {
             return Err(PostError::ReadOnly("Bytes"));
         }
         let gpu = buffer.gpu().cloned();
@@ -267,7 +267,7 @@ impl Post<'_, Recv<'_>> {
             return self.post_now();
         }
         let buffer = self.kind.owned().ok_or(PostError::Spent)?;
-        if buffer.view_mut().is_none() {
+        if !buffer.has_view_mut() {
             return Err(PostError::ReadOnly("Bytes"));
         }
         order.check_memory(buffer.kind())?;

@@ -101,7 +101,7 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
         if !piece.kind().is_host() {
             return Err(PostError::Pieces("memory of a GPU"));
         }
-        if !sends && piece.view_mut().is_none() {
+        if !sends && !piece.has_view_mut() {
             return Err(PostError::ReadOnly("Bytes"));
         }
     }

@@ -141,7 +141,7 @@ impl Post<'_, Recv<'_>> {
         if *is_spent {
             return Err(PostError::Spent);
         }
-        if buffer.is_read_only() {
+        if !buffer.has_view_mut() {
             return Err(PostError::ReadOnly("Bytes"));
         }
         *is_spent = true;

@@ -478,7 +478,7 @@ impl Post<'_, Get<'_>> {
         let Some(buffer) = self.kind.buffer.as_mut() else { return Err(PostError::Spent) };
         let (size, local) = (buffer.len(), buffer.kind());
         let near = buffer.gpu().cloned();
-        if buffer.view_mut().is_none() {
+        if !buffer.has_view_mut() {
             return Err(PostError::ReadOnly("Bytes"));
         }
         let remote = self.remote(&place, size as u64, near.as_ref())?;
