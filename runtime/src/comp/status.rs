@@ -25,6 +25,7 @@ pub struct Status {
 
 impl Status {
     /// Returns the status itself if the operation succeeded, else the error.
+    #[inline]
     pub fn ok(self) -> Result<Self, OpError> {
         match self.error {
             None => Ok(self),
@@ -33,6 +34,7 @@ impl Status {
     }
 
     /// Returns the value that the word of an atomic operation had before it. `None` if it failed.
+    #[inline]
     pub fn value(&self) -> Option<u64> {
         self.filled()?.as_slice()?.try_into().ok().map(u64::from_le_bytes)
     }
@@ -41,11 +43,13 @@ impl Status {
     /// receive's buffer may be longer than the message: the result has the message's bytes only.
     /// `None` if the operation failed: the buffer then has its old bytes, or a part of the
     /// message.
+    #[inline]
     pub fn bytes(&self) -> Option<&[u8]> {
         self.filled()?.as_slice().map(|bytes| &bytes[..self.size.min(bytes.len())])
     }
 
     /// Returns the buffer if the operation has filled it.
+    #[inline]
     fn filled(&self) -> Option<&Buffer> {
         self.error.is_none().then_some(&self.buffer)
     }
