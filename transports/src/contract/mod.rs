@@ -12,7 +12,7 @@
 //!
 //! **Threads.** Any thread may call any method. A method that needs a lock tries it. A lost lock
 //! is [`Busy::Lock`] or [`Polled::Busy`], never a wait for the holder; the loser may spin for some
-//! 0.2 ms.
+//! 0.05 ms.
 //!
 //! **Outcomes.** A caller's mistake is an `Err` from the call. A later failure (a peer dies, an
 //! engine fails) is an [`Event`]. Each operation that was `Posted` ends in exactly one

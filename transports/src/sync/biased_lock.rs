@@ -102,7 +102,7 @@ impl<T> BiasedLock<T> {
     /// Returns the value, if no thread holds it at the moment.
     ///
     /// A thread that loses repeatedly spins longer and longer before the call returns, at most some
-    /// 0.2 ms. Each change of hands costs more than many short sections of one holder.
+    /// 0.05 ms. Each change of hands costs more than many short sections of one holder.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
@@ -299,10 +299,10 @@ mod contention {
     }
 
     /// Spins of the first back-off, and the limit of its doublings. On an Intel Xeon they take from
-    /// below a microsecond to some two hundred. Eight threads that send through one link: 23 M/s
-    /// with at most 1024 spins, 31 with 4096, and twice the p99 (docs/adr/0011-thresholds.md).
+    /// below a microsecond to some fifty. More doublings give eight threads on one link a higher
+    /// rate, and a longer tail of latencies (docs/adr/0011-thresholds.md).
     const SPINS: u32 = 16;
-    const DOUBLINGS: u32 = 8;
+    const DOUBLINGS: u32 = 6;
 
     const LOSS: u32 = 16;
 
