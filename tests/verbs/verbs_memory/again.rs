@@ -1,7 +1,7 @@
 //! A NIC that has not received the answer to a read repeats it, and gets the bytes that are there
 //! by then. So the end of a read may be reported only after its bytes have arrived.
 
-use super::{nics, ranks, soon_again};
+use super::{ONE_IN, nics, ranks, soon_again};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, posted, settle, until};
 use carrack::buffer::Region;
@@ -29,7 +29,7 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     });
     assert!(first.one(&ranks).error.is_none());
     settle(&ranks);
-    nics.iter().for_each(|nic| nic.faults().lose_packets(10));
+    nics.iter().for_each(|nic| nic.faults().lose_packets(ONE_IN));
     let write = |seed| region.slice(0, LEN).unwrap().write(&pattern(seed, LEN)).unwrap();
     write(0);
     for round in 0..ROUNDS {
@@ -61,7 +61,7 @@ fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
     let ranks = ranks(&nics, &soon_again());
     let region = Region::host(LEN);
     region.whole().write(&pattern(1, LEN)).unwrap();
-    nics.iter().for_each(|nic| nic.faults().lose_packets(15));
+    nics.iter().for_each(|nic| nic.faults().lose_packets(ONE_IN));
     for round in 0..2 * ROUNDS {
         let registered = ranks[1].register_memory(&region).unwrap();
         let (rmr, done) = (registered.remote_key(), Sink::keeping());

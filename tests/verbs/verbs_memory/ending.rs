@@ -2,7 +2,7 @@
 //! so. No stale key reaches a NIC (it would end the connection), and no rank uses the memory
 //! afterwards.
 
-use super::{nics, ranks, soon_again};
+use super::{ONE_IN, nics, ranks, soon_again};
 use crate::support::{Watchdog, settle, until};
 use carrack::buffer::Region;
 use carrack::{
@@ -164,7 +164,7 @@ fn rounds(agree: impl Fn(&Runtime, u64) + Sync) {
     let nics = nics([(); 4].map(|()| Config::default()));
     let ranks = ranks(&nics, &soon_again());
     // Some withdrawals come late.
-    nics.iter().for_each(|nic| nic.faults().lose_packets(10));
+    nics.iter().for_each(|nic| nic.faults().lose_packets(ONE_IN));
     std::thread::scope(|scope| {
         // A thread that panics drops its rank, which the others notice.
         for rank in ranks {
