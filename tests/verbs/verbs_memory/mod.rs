@@ -49,7 +49,7 @@ fn settings() -> SettingsBuilder {
 }
 
 /// One in so many packets is lost. So a request fails to be carried out and answered eight times
-/// on end, which ends its connection, once in 3e9 requests; with one in ten it is once in 6e5.
+/// in a row, which ends its connection, once in 3e9 requests; with one in ten it is once in 6e5.
 const ONE_IN: u32 = 30;
 
 /// Returns options with which a NIC repeats a lost request after a millisecond (4.096 µs times 2
