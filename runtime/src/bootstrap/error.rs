@@ -10,6 +10,10 @@ use thiserror::Error;
 
 use super::protocol::BadFrame;
 
+/// The remedy where the port of rank 0 is not to be had.
+pub(super) const ANOTHER_PORT: &str = "give the job a port that is free on the machine of rank 0, \
+    the same for all ranks: `--at` of `carrack run`, MASTER_PORT, or CARRACK_PORT";
+
 /// A rank's way of leaving its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -219,9 +223,8 @@ pub enum BootstrapError {
 
     /// Rank 0 cannot listen at its port.
     #[error(
-        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \
-         set CARRACK_PORT to a free one, the same for all ranks, or unset it: a second job of this \
-         process cannot have the same"
+        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, or \
+         another job of this process, {ANOTHER_PORT}"
     )]
     Listen {
         /// The address and port.

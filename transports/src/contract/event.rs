@@ -128,7 +128,8 @@ impl DownCause {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Closed => {
-                "let it call wait_drained, or await a reply, before it drops its runtime"
+                "let it call wait_drained, or await a reply, before it drops its runtime, and send \
+                it nothing later"
             }
             Self::Gone(_) | Self::Lost(_) | Self::Refused(_) => "look for its own messages first",
             Self::Protocol(_) => {

@@ -5,12 +5,13 @@
 use super::device::is_dead;
 use super::link::SendingEnd;
 use super::segment::Segment;
+use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{DownCause, PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
 use crate::sync::revocable::Presence;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once, Weak};
 
 /// The memory of the process `pid`.
@@ -28,7 +29,14 @@ pub(super) struct KernelCopy {
     link: Weak<SendingEnd>,
     /// `true` once the process has mapped the segment.
     has_answered: AtomicBool,
+    /// Ticks at which the process was last seen alive by [`write`](PeerMemory::write).
+    alive_at: AtomicU64,
 }
+
+/// Ticks for which a process that was alive counts as alive: a look is a system call. The kernel
+/// gives a number out again only once it has given out all others, and does not start as many
+/// processes in 1 ms.
+const ALIVE: u64 = 1000 * TICKS_PER_MICROSECOND;
 
 /// Direction of a copy.
 #[derive(Clone, Copy)]
@@ -45,7 +53,21 @@ impl KernelCopy {
         link: Weak<SendingEnd>,
     ) -> Self {
         let is_here = is_this_process(pid);
-        Self { pid, is_here, process, segment, link, has_answered: AtomicBool::new(false) }
+        let (has_answered, alive_at) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { pid, is_here, process, segment, link, has_answered, alive_at }
+    }
+
+    /// Returns `true` if the process has ended, as of a moment ago.
+    fn has_ended(&self) -> bool {
+        let now = ticks();
+        if now.wrapping_sub(self.alive_at.load(Ordering::Relaxed)) < ALIVE {
+            return false;
+        }
+        let has_ended = self.is_gone();
+        if !has_ended {
+            self.alive_at.store(now, Ordering::Relaxed);
+        }
+        has_ended
     }
 
     /// Keeps the process from giving back buffers that it has named, while the value lives.
@@ -207,7 +229,7 @@ impl PeerMemory for KernelCopy {
             return Err(PeerMemoryError::Refused(why.into()));
         }
         // A number that was used again is another process's.
-        if self.is_gone() {
+        if self.has_ended() {
             return Err(gone());
         }
         self.copy(KernelCopyDirection::There, from.as_ptr().cast_mut(), from.len(), addr)
@@ -230,7 +252,9 @@ mod tests {
     use super::*;
     use crate::shm::Geometry;
     use crate::shm::pair::linked;
+    use rustix::process::{PidfdFlags, pidfd_open};
     use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
 
     /// Returns the address of memory that a process does not use: the far end of its stack.
     fn unused(child: &Child) -> u64 {
@@ -336,6 +360,26 @@ mod tests {
             KernelCopy { has_answered: AtomicBool::new(false), ..of(std::process::id()) };
         assert_eq!(unanswered.read(there.as_ptr() as u64, MemMut::host(&mut here)), gone);
         assert_eq!(here, [1; 100]);
+    }
+
+    #[test]
+    fn the_end_of_a_process_that_was_alive_a_moment_ago_is_noticed_a_moment_later() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return println!("not tested: the kernel has no such descriptors");
+        };
+        let other = KernelCopy { process: Some(Arc::new(process)), ..of(child.id()) };
+        assert!(!other.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (start, limit) = (Instant::now(), Duration::from_secs(10));
+        while !other.has_ended() {
+            assert!(start.elapsed() < limit, "writes go to whichever process has its number");
+        }
+        assert!(other.has_ended());
     }
 
     #[test]

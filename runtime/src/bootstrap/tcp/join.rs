@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::key::Salt;
 use super::variables::Invitation;
-use crate::bootstrap::error::BootstrapError;
+use crate::bootstrap::error::{ANOTHER_PORT, BootstrapError};
 use crate::bootstrap::job::JobId;
 use crate::bootstrap::protocol::MAX_FRAME;
 
@@ -304,8 +304,7 @@ impl Search<'_> {
             Unproven::Bye => "it has ended the connection".into(),
             Unproven::Wrong(why) => format!(
                 "what listens there is no rank of Carrack's, or one of another version ({why}); \
-                set CARRACK_PORT to a port that is free on the machine of rank 0, the same for all \
-                ranks"
+                {ANOTHER_PORT}"
             ),
         }))
     }
