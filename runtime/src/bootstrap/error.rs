@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::protocol::BadFrame;
 
-/// The remedy where the port of rank 0 is not to be had.
+/// The remedy where another program has the port of rank 0.
 pub(super) const ANOTHER_PORT: &str = "give the job a port that is free on the machine of rank 0, \
     the same for all ranks: `--at` of `carrack run`, MASTER_PORT, or CARRACK_PORT";
 

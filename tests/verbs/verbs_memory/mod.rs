@@ -48,8 +48,8 @@ fn settings() -> SettingsBuilder {
     OverSimulatedNic::settings()
 }
 
-/// One in so many packets is lost. So a request fails to be carried out and answered eight times
-/// in a row, which ends its connection, once in 3e9 requests; with one in ten it is once in 6e5.
+/// A NIC loses one of this number of packets. A connection ends when eight tries of a request in a
+/// row lose it or its answer: of 3e9 requests that is one; with 10 here, one of 6e5.
 const ONE_IN: u32 = 30;
 
 /// Returns options with which a NIC repeats a lost request after a millisecond (4.096 µs times 2
