@@ -11,8 +11,8 @@ use thiserror::Error;
 use super::protocol::BadFrame;
 
 /// The remedy where another program has the port of rank 0.
-pub(super) const ANOTHER_PORT: &str = "give the job a port that is free on the machine of rank 0, \
-    the same for all ranks: `--at` of `carrack run`, MASTER_PORT, or CARRACK_PORT";
+pub(super) const ANOTHER_PORT: &str = "give `carrack run --at` or MASTER_PORT another one, or set \
+    CARRACK_PORT to one that is free on the machine of rank 0, the same for all ranks";
 
 /// A rank's way of leaving its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -223,8 +223,8 @@ pub enum BootstrapError {
 
     /// Rank 0 cannot listen at its port.
     #[error(
-        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, or \
-         another job of this process, {ANOTHER_PORT}"
+        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \
+         {ANOTHER_PORT}, or unset it: a second job of this process cannot have the same"
     )]
     Listen {
         /// The address and port.
