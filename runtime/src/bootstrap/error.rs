@@ -11,8 +11,8 @@ use thiserror::Error;
 use super::protocol::BadFrame;
 
 /// The remedy where another program has the port of rank 0.
-pub(super) const ANOTHER_PORT: &str = "give `carrack run --at` or MASTER_PORT another one, or set \
-    CARRACK_PORT to one that is free on the machine of rank 0, the same for all ranks";
+pub(super) const ANOTHER_PORT: &str = "give `carrack run --at` or MASTER_PORT another port, or \
+    set CARRACK_PORT to one that is free on the machine of rank 0, the same for all ranks";
 
 /// A rank's way of leaving its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

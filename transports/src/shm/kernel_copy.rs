@@ -34,9 +34,9 @@ pub(super) struct KernelCopy {
 }
 
 /// Ticks for which a process that was alive counts as alive: a look is a system call. The kernel
-/// gives a number out again only once it has given out all others, and does not start as many
-/// processes in 1 ms.
-const ALIVE: u64 = 1000 * TICKS_PER_MICROSECOND;
+/// gives a number out again only once it has given out all others, 32768 by default, and starts far
+/// fewer processes in 0.1 ms.
+const ALIVE: u64 = 100 * TICKS_PER_MICROSECOND;
 
 /// Direction of a copy.
 #[derive(Clone, Copy)]
@@ -379,7 +379,6 @@ mod tests {
         while !other.has_ended() {
             assert!(start.elapsed() < limit, "writes go to whichever process has its number");
         }
-        assert!(other.has_ended());
     }
 
     #[test]
